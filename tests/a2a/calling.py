@@ -94,8 +94,8 @@ def task_of(updates: list[dict[str, Any]]) -> str:
 class Place:
     """A server, by its addresses."""
 
-    def __init__(self, url: str, site: Site, service: Any) -> None:
-        self.url, self.site, self.service = url, site, service
+    def __init__(self, url: str, site: Site, app: Any) -> None:
+        self.url, self.site, self.service, self.tasks = url, site, app.state.service, app.state.a2a
 
     @asynccontextmanager
     async def caller(
@@ -140,7 +140,7 @@ async def a2a_serving(runtime: Runtime, **options: Any) -> AsyncIterator[Place]:
         async with listening(app) as url, asking(url, TOKEN) as site:
             server = await start_grpc(app, "127.0.0.1", 0)
             try:
-                yield Place(url, site, app.state.service)
+                yield Place(url, site, app)
             finally:
                 app.state.service.close()
                 await server.stop(None)

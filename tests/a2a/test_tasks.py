@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from a2a.types import a2a_pb2 as pb
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
@@ -24,21 +21,16 @@ from google.protobuf.json_format import ParseDict
 from retinue import Agent, DataPart, FilePart, PartChunk, Permissions, Runtime, StateCommand, TextChunk, tool
 from retinue.models import Retrying, TurnEnd
 from retinue.plugins import hook
-from retinue.server import A2AOptions, StoredTokens, TokenStore, a2a_push
-from retinue.server.a2a_push import StoredPush
+from retinue.server import A2AOptions, StoredTokens, TokenStore
 from retinue.server.auth import OneToken
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, fail, say
 from retinue.tools import ResumeMode, SuspendTicket, ToolContext, ToolResult
 from retinue.wire.a2a_budget import BUDGET
 
-from ..runners import AppRunner
 from ..server.agents import Gate, boss, pay, speaker
-from ..server.processes import TOKEN as SERVED
-from ..server.processes import served
 from ..server.serving import TOKEN, serving
-from ..waiting import until
-from .calling import ALL, NEW, A2AError, a2a_serving, answers, calling, states, task_of, text_of
+from .calling import ALL, NEW, A2AError, a2a_serving, answers, states, task_of, text_of
 
 
 class Chunks:
@@ -122,7 +114,11 @@ async def test_malformed_requests_are_refused_with_their_codes() -> None:
             (rpc("SendMessage", **message(role="ROLE_AGENT")), -32602),
             (rpc("SendMessage", **message(contextId="a\0b")), -32602),
             (rpc("SendMessage", **message(contextId="x" * 100_000)), -32602),
+            *[(rpc("SendMessage", **message(contextId=one)), -32602) for one in ("a/b", "..", ".", "a b", "a\n")],
             (rpc("SendMessage", **message(taskId="nothing")), -32001),
+            *[(rpc(name, id="nothing", historyLength=2**40), -32602) for name in ("GetTask", "tasks/get")],
+            (rpc("GetTask", id="a\0b"), -32602),
+            (rpc("ListTasks", contextId="a\0b"), -32602),
             (rpc("SendMessage", **message(parts=[{"raw": "AA==", "mediaType": "application/x-odd"}])), -32005),
             (rpc("SendMessage", **message(), configuration={"historyLength": -1}), -32602),
         ]
@@ -143,6 +139,9 @@ async def test_malformed_requests_are_refused_with_their_codes() -> None:
         refused = await ask("POST", url, data=json.dumps(rpc("SendMessage", message=wrong)), headers=JSON)
         assert refused.body["error"]["code"] == -32602
         assert (await ask("GET", f"{url}/tasks?pageSize=0")).status == 400
+        for wrong_number in ("true", str(2**40), "-1"):
+            assert (await ask("GET", f"{url}/v1/tasks/nothing?historyLength={wrong_number}")).status == 400
+        assert await place.service.runtime.store.list_threads() == []
         assert await place.service.runtime.store.list_runs() == []
 
 
@@ -332,105 +331,6 @@ async def test_the_trace_of_the_client_reaches_the_run() -> None:
     assert found == [(parent, int("ab" * 16, 16))] * 3
 
 
-# --- push notifications
-
-
-@asynccontextmanager
-async def webhook(*statuses: int) -> AsyncIterator[tuple[str, list[tuple[Any, Any]]]]:
-    """A server that notes what is posted to it, and answers with these statuses first."""
-    left, got = list(statuses), list[tuple[Any, Any]]()
-
-    async def take(request: web.Request) -> web.Response:
-        got.append((await request.json(), request.headers))
-        return web.Response(status=left.pop(0) if left else 200)
-
-    app = web.Application()
-    app.router.add_post("/hook", take)
-    runner = AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/hook", got  # type: ignore[union-attr]
-    finally:
-        await runner.cleanup()
-
-
-def ended(got: list[tuple[Any, Any]]) -> bool:
-    return any(body.get("statusUpdate", {}).get("status", {}).get("state") == "TASK_STATE_COMPLETED" for body, _ in got)
-
-
-@pytest.mark.parametrize("transport", NEW)
-@pytest.mark.parametrize("database", [True, False])
-async def test_notifications_are_sent_again_until_they_are_taken(
-    transport: str, database: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(a2a_push, "PAUSES", (0.0,) * 5)
-    agents = [speaker("Good ", "day")]
-    runtime = Runtime.open(f"sqlite:///{tmp_path}/a.db", agents) if database else Runtime(agents)
-    async with webhook(503, 500, 429) as (url, got), a2a_serving(runtime) as place:
-        async with place.caller(transport, "speaker", streaming=False) as caller:
-            config = {
-                "id": "c1",
-                "url": url,
-                "token": "known",
-                "authentication": {"scheme": "Bearer", "credentials": "k"},
-            }
-            updates = await caller.send("hello", configuration={"taskPushNotificationConfig": config})
-            await until(lambda: ended(got))
-            task_id = task_of(updates)
-            bodies = [body for body, _ in got[3:]]
-            kinds = [next(iter(body)) for body in bodies]
-            assert kinds == ["statusUpdate", "artifactUpdate", "statusUpdate"]
-            assert text_of(bodies[1]["artifactUpdate"]["artifact"]) == "Good day"
-            assert [body for body, _ in got[:3]] == [bodies[0]] * 3
-            headers = got[-1][1]
-            assert (headers["authorization"], headers["x-a2a-notification-token"]) == ("Bearer k", "known")
-
-            requests = {"task_id": task_id, "id": "c1"}
-            known = await caller.client.get_task_push_notification_config(
-                pb.GetTaskPushNotificationConfigRequest(**requests), context=caller.context
-            )
-            assert known.url == url
-            listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task_id)
-            listed = await caller.client.list_task_push_notification_configs(listing, context=caller.context)
-            assert [one.id for one in listed.configs] == ["c1"]
-            if database:  # the address goes with the run
-                assert await runtime.store.delete_thread((await caller.get(task_id))["contextId"])
-                assert isinstance(runtime.store, SqlStore)
-                assert await StoredPush(runtime.store).of(task_id) == []
-                return
-            for _ in range(2):
-                await caller.client.delete_task_push_notification_config(
-                    pb.DeleteTaskPushNotificationConfigRequest(**requests), context=caller.context
-                )
-            with pytest.raises(A2AError):
-                await caller.client.get_task_push_notification_config(
-                    pb.GetTaskPushNotificationConfigRequest(**requests), context=caller.context
-                )
-
-
-async def test_nothing_is_sent_to_private_addresses_unless_allowed() -> None:
-    async with webhook() as (url, got), a2a_serving(Runtime([speaker("hi")]), a2a=A2AOptions()) as place:
-        async with place.caller("JSONRPC", "speaker", streaming=False) as caller:
-            for bad in (
-                url, url.replace("127.0.0.1", "localhost"), "http://[::1]/x", "http://10.0.0.1/x", "file:///etc/passwd",
-                "http://169.254.169.254/", "http://[::ffff:127.0.0.1]/", "ftp://example.com", "http://user@example.com", "x",
-            ):  # fmt: skip
-                with pytest.raises(A2AError):
-                    await caller.send("hello", configuration={"taskPushNotificationConfig": {"url": bad}})
-            assert await place.service.runtime.store.list_runs() == []
-        assert got == []
-
-
-async def test_a_name_that_leads_to_this_machine_is_refused_when_it_is_resolved() -> None:
-    from retinue.server.a2a_push import _Resolver
-
-    with pytest.raises(OSError, match="no address"):
-        await _Resolver(private=False).resolve("localhost", 80)
-    assert await _Resolver(private=True).resolve("localhost", 80)
-
-
 async def test_without_the_extra_there_are_no_routes_of_a2a(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retinue.server.app.find_spec", lambda name: None)
     async with serving(Runtime([speaker("hi")])) as site:
@@ -451,26 +351,6 @@ async def test_limits_hold_on_every_transport() -> None:
                     await anext(caller.subscribe(task_id))
                 await caller.cancel(task_id)
                 assert states([one async for one in stream])[-1] == "canceled"
-
-
-async def test_a_task_of_another_process_is_pushed_on_after_its_death(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/app.db"
-    async with webhook() as (address, got):
-        options = ("--db", url, "--push-private")
-        async with served("tests.server.served:runtime", *options, folder=tmp_path) as first:
-            async with calling(first.site.url, "JSONRPC", "waiter", SERVED, streaming=False) as caller:
-                config = {"taskPushNotificationConfig": {"url": address}, "returnImmediately": True}
-                await caller.send("it", configuration=config)
-            await until(lambda: (tmp_path / "it.pids").exists() and got)
-            await first.end(signal.SIGKILL)
-        with closing(sqlite3.connect(tmp_path / "app.db")) as database:  # as if the hold of the dead were over
-            database.execute("UPDATE push_targets SET held_until = 0")
-            database.commit()
-        async with served("tests.server.served:runtime", *options, folder=tmp_path):
-            (tmp_path / "it").touch()
-            await until(lambda: ended(got))
-        kept = [body["statusUpdate"]["status"]["state"] for body, _ in got if "statusUpdate" in body]
-        assert list(dict.fromkeys(kept)) == ["TASK_STATE_WORKING", "TASK_STATE_COMPLETED"]  # the first may come twice
 
 
 async def test_a_list_of_tasks_that_wait_has_those_that_wait() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from typing import Any
 
@@ -262,6 +263,15 @@ def test_json_holds_what_utf8_cannot() -> None:
     stream = io.StringIO()
     JsonView(stream).show(event(TextDelta, delta="half \ud83d"))
     assert '"half \ufffd"' in stream.getvalue()
+
+
+def test_json_escapes_what_a_terminal_obeys() -> None:
+    stream, said = io.StringIO(), "a\x9b31m\u202eb\x7f\u2028\u2066\U000e0041\x1b[0m ünïcode 灯\n"
+    JsonView(stream).show(event(TextDelta, delta=said))
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["delta"] == said
+    assert line == clean(line)
+    assert r"\u009b31m\u202eb\u007f\u2028\u2066\udb40\udc41\u001b[0m ünïcode 灯\n" in line
 
 
 def test_clean_text_obeys_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,6 +149,60 @@ async def test_a_client_that_leaves_during_the_handshake_leaves_nothing_behind(p
             await app(scope, receive, send)
             gc.collect()  # a coroutine that nobody awaited would warn
             gate.say(None)
+
+
+@pytest.mark.parametrize("path", [f"{RUNS}/{{}}/events", MANY])
+async def test_a_client_that_leaves_while_a_send_waits_is_no_error(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    gate, left = Gate(), asyncio.Event()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "websocket.send":
+            gate.say("more")
+            left.set()
+            raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
+
+    async with Runtime([gate.agent()]) as runtime:
+        app = create_app(runtime, auth=NoAuth())
+        async with listening(app) as url, asking(url, None) as site:
+            run_id = (await site.start("gated"))["run_id"]
+            asked: list[Any] = [
+                {"type": "websocket.connect"},
+                {"type": "websocket.receive", "text": json.dumps({"subscribe": "x", "run_id": run_id})},
+            ]
+
+            async def receive() -> dict[str, Any]:
+                if asked:
+                    return asked.pop(0)
+                await left.wait()
+                return {"type": "websocket.disconnect"}
+
+            named = path.format(run_id)
+            scope = {"type": "websocket", "path": named, "raw_path": named.encode(), "query_string": b"", "headers": []}
+            gate.say("one")
+            await app(scope, receive, send)
+            gate.say(None)
+    assert [one["type"] for one in sent[:2]] == ["websocket.accept", "websocket.send"]
+    assert caplog.records == []
+
+
+async def test_the_fields_of_a_subscription_are_bounded() -> None:
+    gate = Gate()
+    async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
+        run_id = (await site.start("gated"))["run_id"]
+        for name in ("subscribe", "unsubscribe"):
+            await socket.send_json({name: "x" * 201, "run_id": run_id})
+            answer = await socket.receive_json()
+            assert (answer["subscription"], answer["error"]["code"]) == (None, "invalid")
+            assert name in answer["error"]["detail"]
+        for name in ("run_id", "thread_id", "after", "ns", "kinds"):
+            await socket.send_json({"subscribe": "x", name: "x" * 10_001})
+            assert (await socket.receive_json())["error"]["code"] == "invalid"
+        await socket.send_json({"subscribe": "x" * 200, "run_id": run_id})
+        gate.say("one")
+        assert (await socket.receive_json())["subscription"] == "x" * 200
+        gate.say(None)
 
 
 def test_two_cookie_headers_are_one_list_of_cookies() -> None:

@@ -28,6 +28,15 @@ def _picture(match: re.Match[str]) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+def escape_json(text: str) -> str:
+    """Return JSON in which a terminal obeys nothing: what `clean` replaces is escaped, so the value is the same."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1] if match[0] != "\x7f" else "\\u007f"
+
+
 def one_line(text: str, width: int = 100) -> str:
     """Return clean text on one line, cut at a width."""
     line = " ".join(clean(text[: 20 * width]).split())
@@ -93,7 +102,7 @@ def print_fields(fields: Mapping[str, str | None]) -> None:
 
 def print_json(value: Any) -> None:
     """Print JSON with snake_case keys, as every command does."""
-    print(json.dumps(value, indent=2, default=str))
+    print(escape_json(json.dumps(value, indent=2, default=str)))
 
 
 def program() -> str:

@@ -27,7 +27,7 @@ from ..tasks.task import TaskStatus
 from ..wire.resources import iso
 from ..wire.tree import RunNode
 from .outline import ShownTree, call_line, summary
-from .text import clean, headline, is_unicode, one_line
+from .text import clean, escape_json, headline, is_unicode, one_line
 
 _INDENT = 6
 """Columns by which a child is indented."""
@@ -85,10 +85,10 @@ def is_interactive(stream: TextIO) -> bool:
 
 
 class JsonView(View):
-    """Prints one event a line, as JSON in UTF-8 whatever the terminal's encoding."""
+    """Prints one event a line, as JSON in UTF-8 whatever the terminal's encoding, and so that a terminal obeys nothing."""
 
     def show(self, event: Event) -> None:
-        line = _encode(event) + b"\n"
+        line = escape_json(_encode(event).decode()).encode() + b"\n"
         binary = getattr(self._stream, "buffer", None)
         if binary is None:
             self._stream.write(line.decode())

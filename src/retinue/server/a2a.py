@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
+import msgspec
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
@@ -25,11 +27,14 @@ from a2a.utils.errors import (
 from a2a.utils.input_mode_validator import validate_input_modes
 from a2a.utils.proto_utils import validate_proto_required_fields
 from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
+from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.errors import RetinueError, UnknownRun
+from ..core.runs import unique
 from ..core.stores import RunRecord
 from ..wire.a2a import (
     SUBMITTED,
@@ -44,18 +49,20 @@ from ..wire.a2a import (
 )
 from ..wire.a2a_budget import read_limits
 from ..wire.a2a_card import INPUT_MODES
-from ..wire.resources import decode_cursor, encode_cursor
+from ..wire.resources import ID, decode_cursor, encode_cursor
 from .a2a_cards import Cards
 from .a2a_follow import follow_task, project_of, read_task
 from .a2a_push import Push
 from .auth import User
 from .feeds import BEAT
-from .http import ApiError, Scope, admit, as_api_error, check_scope, remote_trace, still_allowed, traced
+from .http import ApiError, Scope, admit, as_api_error, check_scope, is_text, remote_trace, still_allowed, traced
 from .runs import ends_of
 from .service import Service
 
 _PAGE = 50
 _MOST_PARTS = 1000
+_CONTENTS = frozenset({pb.Part.DESCRIPTOR.full_name, "google.protobuf.Struct"})
+_log = logging.getLogger(__name__)
 _TAKES = pb.AgentCard(default_input_modes=INPUT_MODES)
 
 Update = pb.Task | pb.Message | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
@@ -91,15 +98,34 @@ def to_update(given: Json) -> Update:
 
 
 def as_a2a_error(exc: Exception) -> A2AError:
-    """Return one of our errors as one of the protocol."""
+    """Return any error as one of the protocol. A value that is wrong is a mistake of the client."""
+    if isinstance(exc, A2AError):
+        return exc
     if isinstance(exc, UnknownRun):
         return TaskNotFoundError()
-    if not isinstance(exc, ApiError | RetinueError):
+    if isinstance(exc, ApiError | RetinueError):
+        known = as_api_error(exc)
+        if known.status in (401, 403, 429, 502, 503):
+            return Refused(known)
+        return (InvalidParamsError if known.status < 500 else InternalError)(known.detail)
+    if isinstance(exc, ValueError | JsonError | DecodeError | RecursionError):
         return InvalidParamsError(str(exc))
-    known = as_api_error(exc)
-    if known.status in (401, 403, 429, 502, 503):
-        return Refused(known)
-    return (InvalidParamsError if known.status < 500 else InternalError)(known.detail)
+    _log.error("an A2A request failed: %s", exc, exc_info=exc)
+    return InternalError("the server failed; its log has the reason")
+
+
+def check_texts(message: Message) -> None:
+    """Raise InvalidParamsError if an id or another field has a character that no database takes. The content of messages
+    may have any."""
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.full_name in _CONTENTS:
+            continue
+        values: Any = value if field.is_repeated else (value,)
+        for one in values:
+            if isinstance(one, Message):
+                check_texts(one)
+            elif isinstance(one, str) and not is_text(one):
+                raise InvalidParamsError(f"{field.json_name} has a character that is no text")
 
 
 class Tasks(RequestHandler):
@@ -128,8 +154,11 @@ class Tasks(RequestHandler):
             check_scope(user, scope)
             if params is not None:
                 validate_proto_required_fields(params)
+                check_texts(params)
             yield Caller(user, runtime.agents[name], headers)
-        except (ApiError, RetinueError, ValueError) as exc:
+        except A2AError:
+            raise
+        except Exception as exc:
             raise as_a2a_error(exc) from exc
 
     async def record_of(self, caller: Caller, task_id: str) -> RunRecord:
@@ -191,23 +220,22 @@ class Tasks(RequestHandler):
             raise InvalidParamsError(f"a message has at most {_MOST_PARTS} parts")
         if params.message.role == pb.Role.ROLE_AGENT:
             raise InvalidParamsError("a message to an agent has the role of a user")
-        message, config = MessageToDict(params.message), params.configuration
-        if config.HasField("task_push_notification_config"):
+        message, config = MessageToDict(params.message), None
+        if params.configuration.HasField("task_push_notification_config"):
+            config = params.configuration.task_push_notification_config
             check_scope(caller.user, "run")
-            self.push.check(config.task_push_notification_config)
+            self.push.check(config)
         with remote_trace(caller.headers):
-            sent = await (self._answer if params.message.task_id else self._start)(caller, message)
-        if config.HasField("task_push_notification_config"):
-            await self.push.add(sent.record.identity.run_id, config.task_push_notification_config)
-        return sent
+            return await (self._answer if params.message.task_id else self._start)(caller, message, config)
 
-    async def _start(self, caller: Caller, message: Json) -> Sent:
+    async def _start(self, caller: Caller, message: Json, config: pb.TaskPushNotificationConfig | None) -> Sent:
         check_scope(caller.user, "run")
-        runtime, thread_id = self.service.runtime, message.get("contextId") or None
-        async with self.service.thread_for(caller.user, thread_id):
+        runtime, thread_id, run_id = self.service.runtime, _chosen_thread(message), f"run_{unique()}"
+        async with self.service.thread_for(caller.user, thread_id), self.push.added(run_id, config):
             run = runtime.stream(
                 caller.agent.name,
                 read_message(message),
+                run_id=run_id,
                 thread_id=thread_id,
                 user_id=caller.user.id,
                 context=traced(caller.headers),
@@ -215,10 +243,10 @@ class Tasks(RequestHandler):
                 when_busy="enqueue",
             )
             await run.stored()
-        record = await self.record_of(caller, run.run_id)
+        record = await self.record_of(caller, run_id)
         return Sent(record, 0 if record.queued else None)
 
-    async def _answer(self, caller: Caller, message: Json) -> Sent:
+    async def _answer(self, caller: Caller, message: Json, config: pb.TaskPushNotificationConfig | None) -> Sent:
         check_scope(caller.user, "answer")
         record = await self.record_of(caller, message["taskId"])
         if message.get("contextId", record.identity.thread_id) != record.identity.thread_id:
@@ -228,8 +256,10 @@ class Tasks(RequestHandler):
         if record.result is None:
             raise UnsupportedOperationError("the task is at work and asks for nothing: wait for it, or cancel it")
         questions = (await read_task(self.service, record)).questions
-        run = self.service.runtime.stream_resume(record.identity.run_id, read_decisions(message, questions))
-        await run.stored()
+        decisions = read_decisions(message, questions)
+        async with self.push.added(record.identity.run_id, config):
+            run = self.service.runtime.stream_resume(record.identity.run_id, decisions)
+            await run.stored()
         return Sent(record, await run.place() + 1)
 
     # --- streams
@@ -357,6 +387,14 @@ class Tasks(RequestHandler):
     ) -> pb.AgentCard:
         async with self.enter(context, "none") as caller:
             return self.cards.card_of(caller.agent, context.state.get("base", ""))
+
+
+def _chosen_thread(message: Json) -> str | None:
+    """Return the thread that a message names as its context: an id that any client may choose for a thread."""
+    try:
+        return msgspec.convert(message.get("contextId") or None, ID | None)
+    except msgspec.ValidationError as exc:
+        raise InvalidParamsError(f"the context id cannot be used: {exc}") from None
 
 
 def _cut(update: Update, config: pb.SendMessageConfiguration) -> Update:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -12,11 +12,11 @@ from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
 from a2a.types import a2a_pb2_grpc
-from a2a.utils.errors import A2AError
+from a2a.utils.errors import A2AError, InvalidParamsError
 from starlette.applications import Starlette
 
 from ..core.errors import ConfigurationError
-from .a2a import Refused, Tasks
+from .a2a import Refused, Tasks, as_a2a_error
 from .http import join_headers
 from .process import Tls
 
@@ -51,6 +51,42 @@ class _OldService(_Refusals, CompatGrpcHandler):
     pass
 
 
+class _Conversions(grpc.aio.ServerInterceptor):
+    """Answers what cannot be decoded or converted as an invalid argument, and other failures as internal ones."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        found: Any = await continuation(handler_call_details)
+        if found is None:
+            return None
+
+        async def answer(request: bytes, context: Any) -> Any:
+            try:
+                return await found.unary_unary(found.request_deserializer(request), context)
+            except Exception as exc:
+                await _abort(context, exc)
+
+        async def stream(request: bytes, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for update in found.unary_stream(found.request_deserializer(request), context):
+                    yield update
+            except Exception as exc:
+                await _abort(context, exc)
+
+        handlers: Any = grpc
+        if found.response_streaming:
+            return handlers.unary_stream_rpc_method_handler(stream, response_serializer=found.response_serializer)
+        return handlers.unary_unary_rpc_method_handler(answer, response_serializer=found.response_serializer)
+
+
+async def _abort(context: Any, exc: Exception) -> None:
+    """End a call with an error; what has ended it already passes."""
+    if isinstance(exc, grpc.aio.AbortError):
+        raise exc
+    error = as_a2a_error(exc)
+    code = grpc.StatusCode.INVALID_ARGUMENT if isinstance(error, InvalidParamsError) else grpc.StatusCode.INTERNAL
+    await context.abort(code, error.message)
+
+
 async def start_grpc(
     app: Starlette, host: str, port: int, *, shared: bool = False, listed: bool = True, tls: Tls | None = None
 ) -> grpc.aio.Server:
@@ -65,7 +101,7 @@ async def start_grpc(
     if not isinstance(tasks, Tasks):
         raise ConfigurationError('A2A is not installed: pip install "retinue[a2a]"')
     options = [("grpc.max_receive_message_length", tasks.service.max_body), ("grpc.so_reuseport", int(shared))]
-    server = grpc.aio.server(options=options)
+    server = grpc.aio.server(options=options, interceptors=[_Conversions()])
     new: Any = a2a_pb2_grpc
     old: Any = a2a_v0_3_pb2_grpc
     new.add_A2AServiceServicer_to_server(_Service(tasks, _Contexts()), server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, cast, get_args
@@ -18,9 +17,7 @@ from a2a.types import a2a_pb2 as pb
 from a2a.utils.error_handlers import build_error_details, build_rest_error_payload
 from a2a.utils.errors import (
     JSON_RPC_ERROR_CODE_MAP,
-    A2AError,
     ContentTypeNotSupportedError,
-    InternalError,
     InvalidParamsError,
     InvalidRequestError,
     JSONParseError,
@@ -28,20 +25,19 @@ from a2a.utils.errors import (
 )
 from a2a.utils.proto_utils import parse_params, to_stream_response
 from google.api import annotations_pb2  # pyright: ignore[reportMissingTypeStubs]
-from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..core.content import to_json_bytes
-from .a2a import Refused, Tasks
+from .a2a import Refused, Tasks, as_a2a_error
 from .a2a_cards import base_of
 from .feeds import BEAT, Batch
-from .http import Call, Endpoint, error_response, headers_of, json_response, not_found, read_bytes
+from .http import ApiError, Call, Endpoint, error_response, headers_of, json_response, not_found, read_bytes
 from .streams import EventStream
 
-_log = logging.getLogger(__name__)
 _AGENT = "/a2a/{agent}"
 _MEDIA = "application/a2a+json"
 _HANDLERS = {"SendMessage": "on_message_send", "SendStreamingMessage": "on_message_send_stream"}
@@ -169,16 +165,6 @@ async def _respond(
     return EventStream(call, batches())
 
 
-def _known(error: Exception) -> A2AError:
-    """Return an error that may be shown."""
-    if isinstance(error, A2AError):
-        return error
-    if isinstance(error, ParseError):
-        return InvalidParamsError(str(error))
-    _log.error("an A2A request failed: %s", error, exc_info=error)
-    return InternalError("the server failed; its log has the reason")
-
-
 def _shown(name: str, result: Any, request: Any) -> Any:
     """Return a result as JSON."""
     if result is None:
@@ -236,9 +222,11 @@ def _rpc(tasks: Tasks) -> Callable[[Call], Awaitable[Response]]:
                 return to_json_bytes({"jsonrpc": "2.0", "id": request_id, "result": result})
 
             return await _respond(call, found, encode, lambda exc: to_json_bytes(_rpc_error(request_id, exc)))
+        except ApiError:  # of HTTP: the body is too large, there is no such agent
+            raise
         except Refused as exc:
             return error_response(exc.error)
-        except (A2AError, ParseError) as exc:
+        except Exception as exc:
             return json_response(_rpc_error(request_id, exc))
 
     return handle
@@ -268,7 +256,7 @@ def _read_old(given: RpcRequest) -> Any:
 
 
 def _rpc_error(request_id: Any, exc: Exception) -> dict[str, Any]:
-    error = _known(exc)
+    error = as_a2a_error(exc)
     code = JSON_RPC_ERROR_CODE_MAP.get(type(error), -32603)
     shown = {"code": code, "message": error.message, "data": build_error_details(error)}
     return {"jsonrpc": "2.0", "id": request_id, "error": shown}
@@ -289,10 +277,12 @@ def _rest(answer: Callable[[Call, ServerCallContext], Awaitable[Response]]) -> C
     async def handle(call: Call) -> Response:
         try:
             return await answer(call, _context(call))
+        except ApiError:  # of HTTP: the body is too large, there is no such agent
+            raise
         except Refused as exc:
             return error_response(exc.error)
-        except (A2AError, ParseError) as exc:
-            payload = build_rest_error_payload(_known(exc))
+        except Exception as exc:
+            payload = build_rest_error_payload(as_a2a_error(exc))
             if isinstance(exc, ContentTypeNotSupportedError):  # the SDK has 400
                 payload["error"]["code"] = 415
             return json_response(payload, payload["error"]["code"])
@@ -301,7 +291,7 @@ def _rest(answer: Callable[[Call, ServerCallContext], Awaitable[Response]]) -> C
 
 
 def _rest_failure(exc: Exception) -> bytes:
-    return to_json_bytes(build_rest_error_payload(_known(exc)))
+    return to_json_bytes(build_rest_error_payload(as_a2a_error(exc)))
 
 
 def _new_rest(tasks: Tasks, operation: Operation) -> Callable[[Call], Awaitable[Response]]:

@@ -2,6 +2,9 @@
 
 The addresses are stored beside the runs. One process at a time holds each address and renews its hold. If that process
 ends, another continues after the last notification recorded as sent. So every notification arrives at least once.
+
+An address is open until its task has ended and all of it was posted, or until as many attempts have failed in a row as
+`PAUSES` allows. Failed attempts are stored: they count whatever the reason, and also after a restart.
 """
 
 from __future__ import annotations
@@ -9,26 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Sequence
-from ipaddress import ip_address
+import re
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import InvalidParamsError
-from aiohttp.abc import AbstractResolver, ResolveResult
 from google.protobuf.json_format import MessageToJson, Parse
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.content import to_json_bytes
 from ..core.errors import StoreError
 from ..core.runs import unique
+from ..core.stores import RunRecord
 from ..storage.database import Link
 from ..storage.sql import SqlStore
 from ..wire.a2a import Json, TaskProjection
 from .a2a_follow import follow_task, project_of
+from .outbound import Outbound
 from .service import Service
 
 _log = logging.getLogger(__name__)
@@ -42,15 +45,22 @@ _TIMEOUT = aiohttp.ClientTimeout(total=15)
 _MOST_CONFIGS = 20
 """Addresses of one task."""
 _TRY_LATER = frozenset({408, 425, 429})
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110."""
+
+
+class NotTaken(Exception):
+    """An attempt to post a notification failed."""
 
 
 class PushRow(Struct, frozen=True):
-    """An address of a task, and the number of the last event that was sent there."""
+    """An address of a task, the number of the last event that was sent there, and how many attempts have failed since."""
 
     run_id: str
     config_id: str
     body: str
     sent: int
+    tries: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -63,17 +73,17 @@ class StoredPush:
     def __init__(self, store: SqlStore) -> None:
         self._database = store.database
 
-    async def put(self, row: PushRow) -> None:
+    async def put(self, row: PushRow, holder: str, seconds: float) -> None:
         def put(link: Link) -> None:
             link.run("DELETE FROM push_targets WHERE run_id = ? AND config_id = ?", *row.key)
-            columns = "run_id, config_id, body, sent, is_open, held_until"
-            values = (*row.key, row.body.encode(), row.sent, 1, 0.0)
-            link.run(f"INSERT INTO push_targets ({columns}) VALUES (?, ?, ?, ?, ?, ?)", *values)
+            columns = "run_id, config_id, body, sent, tries, is_open, holder, held_until"
+            values = (*row.key, row.body.encode(), row.sent, row.tries, 1, holder, seconds)
+            link.run(f"INSERT INTO push_targets ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, wall_seconds() + ?)", *values)
 
         await self._database.write(put)
 
     async def of(self, run_id: str) -> list[PushRow]:
-        query = "SELECT run_id, config_id, body, sent FROM push_targets WHERE run_id = ? ORDER BY config_id"
+        query = f"SELECT {_COLUMNS} FROM push_targets WHERE run_id = ? ORDER BY config_id"
         return _rows(await self._database.rows(query, run_id))
 
     async def remove(self, run_id: str, config_id: str) -> None:
@@ -86,7 +96,7 @@ class StoredPush:
         def claim(link: Link) -> list[Any]:
             query = (
                 "UPDATE push_targets SET holder = ?, held_until = wall_seconds() + ? WHERE is_open = 1 AND "
-                "(holder = ? OR held_until < wall_seconds()) RETURNING run_id, config_id, body, sent"
+                f"(holder = ? OR held_until < wall_seconds()) RETURNING {_COLUMNS}"
             )
             return link.run(query, holder, seconds, holder)
 
@@ -94,9 +104,9 @@ class StoredPush:
             return []  # most of the time: nothing need be written
         return _rows(await self._database.write(claim))
 
-    async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None:
-        query = "UPDATE push_targets SET sent = ?, is_open = ? WHERE run_id = ? AND config_id = ?"
-        values = (sent, int(is_open), *row.key)
+    async def note(self, row: PushRow, *, is_open: bool = True) -> None:
+        query = "UPDATE push_targets SET sent = ?, tries = ?, is_open = ? WHERE run_id = ? AND config_id = ?"
+        values = (row.sent, row.tries, int(is_open), *row.key)
         await self._database.write(lambda link: link.run(query, *values))
 
     async def release(self, holder: str) -> None:
@@ -104,8 +114,11 @@ class StoredPush:
         await self._database.write(lambda link: link.run(query, holder))
 
 
+_COLUMNS = "run_id, config_id, body, sent, tries"
+
+
 def _rows(found: Sequence[Any]) -> list[PushRow]:
-    return [PushRow(run_id, config_id, bytes(body).decode(), sent) for run_id, config_id, body, sent in found]
+    return [PushRow(run_id, config_id, bytes(body).decode(), *counts) for run_id, config_id, body, *counts in found]
 
 
 class PushMemory:
@@ -115,7 +128,7 @@ class PushMemory:
         self._rows: dict[tuple[str, str], PushRow] = {}
         self._open: set[tuple[str, str]] = set()
 
-    async def put(self, row: PushRow) -> None:
+    async def put(self, row: PushRow, holder: str, seconds: float) -> None:
         self._rows[row.key] = row
         self._open.add(row.key)
 
@@ -129,7 +142,9 @@ class PushMemory:
     async def claim(self, holder: str, seconds: float) -> list[PushRow]:
         return [self._rows[key] for key in self._open]
 
-    async def note(self, row: PushRow, sent: int, *, is_open: bool = True) -> None:
+    async def note(self, row: PushRow, *, is_open: bool = True) -> None:
+        if row.key in self._rows:
+            self._rows[row.key] = row
         if not is_open:
             self._open.discard(row.key)
 
@@ -142,13 +157,15 @@ class Push:
 
     def __init__(self, service: Service, *, private: bool) -> None:
         """`private`: addresses of this machine and its network are allowed, too."""
-        self._service, self._private = service, private
+        self._service, self._outbound = service, Outbound(private=private)
         store = service.runtime.store
         self._store = StoredPush(store) if isinstance(store, SqlStore) else PushMemory()
         self._holder = f"push_{unique()}"
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._closed: set[tuple[str, str]] = set()
         """Addresses that were closed while a claim was under way, which may still return them."""
+        self._beginning: set[str] = set()
+        """Runs whose address is stored, and which are not stored yet."""
         self._new = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
@@ -157,32 +174,57 @@ class Push:
     def check(self, config: pb.TaskPushNotificationConfig) -> None:
         """Raise InvalidParamsError if nothing may be sent to an address."""
         try:
-            parts = urlsplit(config.url)
-            host, _ = parts.hostname, parts.port
-        except ValueError:
-            host, parts = None, urlsplit("")
-        if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-            raise InvalidParamsError("the url of a push notification is http://… or https://…, without a user")
-        if not self._private and (host == "localhost" or host.endswith(".localhost") or _is_private(host)):
-            raise InvalidParamsError("push notifications to this machine and its network are not allowed here")
-        if len(config.id) > 200 or not (config.token + config.authentication.credentials).isprintable():
+            self._outbound.read_url(config.url)
+        except ValueError as exc:
+            raise InvalidParamsError(f"the url of a push notification cannot be used: {exc}") from None
+        scheme, credentials = config.authentication.scheme, config.authentication.credentials
+        if config.HasField("authentication") and not _TOKEN.fullmatch(scheme):
+            raise InvalidParamsError("the scheme of the push notification is a word such as Bearer")
+        if len(config.id) > 200 or not (config.token + credentials).isprintable():
             raise InvalidParamsError("the id, token or credentials of the push notification cannot be used")
 
     async def add(
         self, run_id: str, config: pb.TaskPushNotificationConfig, sent: int = 0
     ) -> pb.TaskPushNotificationConfig:
         """Store an address; what happens after event number `sent` is posted there."""
-        stored = pb.TaskPushNotificationConfig()
-        stored.CopyFrom(config)
-        stored.task_id, stored.id = run_id, config.id or f"push_{unique()}"
-        known = [row.config_id for row in await self._store.of(run_id)]
-        if stored.id not in known and len(known) >= _MOST_CONFIGS:
-            raise InvalidParamsError(f"a task has at most {_MOST_CONFIGS} push notification configs")
-        await self.remove(run_id, stored.id)
-        await self._store.put(PushRow(run_id, stored.id, MessageToJson(stored), sent))
+        row = _row(run_id, config, sent)
+        await self._put(row)
         self.start()
         self._new.set()
-        return stored
+        return _config(row)
+
+    @contextlib.asynccontextmanager
+    async def added(self, run_id: str, config: pb.TaskPushNotificationConfig | None) -> AsyncGenerator[None]:
+        """Store an address before its run is started or answered, which then cannot happen without it. If that fails, the
+        address is as it was before."""
+        if config is None:
+            yield
+            return
+        row = _row(run_id, config, 0)
+        self._beginning.add(run_id)
+        try:
+            replaced = await self._put(row)
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(StoreError):
+                    await self.remove(*row.key)
+                    if replaced is not None:
+                        await self._put(replaced)
+                raise
+        finally:
+            self._beginning.discard(run_id)
+        self.start()
+        self._new.set()
+
+    async def _put(self, row: PushRow) -> PushRow | None:
+        """Store an address, held by this process; return the one that it replaces."""
+        known = {one.key: one for one in await self._store.of(row.run_id)}
+        if row.key not in known and len(known) >= _MOST_CONFIGS:
+            raise InvalidParamsError(f"a task has at most {_MOST_CONFIGS} push notification configs")
+        await self.remove(*row.key)
+        await self._store.put(row, self._holder, HOLD)
+        return known.get(row.key)
 
     async def configs(self, run_id: str) -> list[pb.TaskPushNotificationConfig]:
         return [_config(row) for row in await self._store.of(run_id)]
@@ -201,15 +243,14 @@ class Push:
             self._worker = self._service.spawn(self._work())
 
     async def _work(self) -> None:
-        connector = aiohttp.TCPConnector(resolver=_Resolver(private=self._private), use_dns_cache=False)
-        async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
+        async with self._outbound.session(_TIMEOUT) as session:
             while not self._service.closing.is_set():
                 self._new.clear()
                 try:
                     rows = await self._store.claim(self._holder, HOLD)
                     self._closed &= {row.key for row in rows}
                     for row in rows:
-                        if row.key not in self._jobs.keys() | self._closed:
+                        if row.key not in self._jobs.keys() | self._closed and row.run_id not in self._beginning:
                             self._begin(session, row)
                 except StoreError as exc:
                     _log.warning("push notifications cannot be sent now: %s", exc)
@@ -233,56 +274,94 @@ class Push:
         job.add_done_callback(forget)
 
     async def _deliver(self, session: aiohttp.ClientSession, row: PushRow) -> None:
-        """Post past and new changes of a task until it has ended."""
+        """Post past and new changes of a task until it has ended, or until the last attempt has failed."""
         record = await self._service.runtime.store.load_run(row.run_id)
         if record is None:
             await self._store.remove(*row.key)
             return
-        projection, config, sent, state = project_of(record), _config(row), row.sent, ""
+        delivery = _Delivery(self._service, self._store, row)
+        while True:
+            try:
+                if await delivery.post_changes(record, session, self._outbound):
+                    await self._close(delivery.row)
+                return
+            except Exception as exc:
+                _log_attempt(row.run_id, exc)
+                failed = replace(delivery.row, tries=delivery.row.tries + 1)
+            if failed.tries > len(PAUSES):
+                _log.warning("push notifications of task %s are given up: nobody takes them", row.run_id)
+                await self._close(failed)
+                return
+            await delivery.note(failed)  # if the store fails, the attempt does not count, and this ends for now
+            await asyncio.sleep(PAUSES[failed.tries - 1])
+
+    async def _close(self, row: PushRow) -> None:
+        self._closed.add(row.key)
+        await self._store.note(row, is_open=False)
+
+
+class _Delivery:
+    """What was posted of one task to one address."""
+
+    def __init__(self, service: Service, store: StoredPush | PushMemory, row: PushRow) -> None:
+        self._service, self._store, self.row = service, store, row
+        self._posted = 0
+        """How many notifications of the first event after `row.sent` were posted."""
+
+    async def note(self, row: PushRow) -> None:
+        self.row = row
+        await self._store.note(row)
+
+    async def post_changes(self, record: RunRecord, session: aiohttp.ClientSession, outbound: Outbound) -> bool:
+        """Post what was not posted before; return True at the end of the task, False if the server ends."""
+        config, projection, state = _config(self.row), project_of(record), ""
+        url, headers = outbound.read_url(config.url), _headers(config)
         async with contextlib.aclosing(follow_task(self._service, record, projection)) as events:
             async for seq, updates in events:
                 due, state = _notifications(updates, projection, state)
-                if not due or 0 < seq <= row.sent:
-                    continue
-                for notification in due:
-                    if not await self._post(session, config, notification):
-                        _log.warning("push notifications of task %s are given up: nobody takes them", row.run_id)
-                        await self._close(row, sent)
-                        return
-                sent = max(sent, seq)
-                await self._store.note(row, sent)
+                if due and not 0 < seq <= self.row.sent:
+                    for notification in due[self._posted :]:
+                        async with session.post(
+                            url, data=to_json_bytes(notification), headers=headers, allow_redirects=False
+                        ) as answer:
+                            _check_taken(answer.status, config.task_id)
+                        self._posted += 1
+                    await self.note(replace(self.row, sent=max(self.row.sent, seq), tries=0))
+                    self._posted = 0
                 if projection.has_ended:
-                    break
-        if projection.has_ended:
-            await self._close(row, sent)
+                    return True
+        if not projection.has_ended and not self._service.closing.is_set():
+            raise NotTaken("the log of the task has ended without the end of the task")
+        return projection.has_ended
 
-    async def _close(self, row: PushRow, sent: int) -> None:
-        self._closed.add(row.key)
-        await self._store.note(row, sent, is_open=False)
 
-    async def _post(self, session: aiohttp.ClientSession, config: pb.TaskPushNotificationConfig, given: Json) -> bool:
-        """Post a notification with retries; return False if all attempts failed."""
-        headers = {"content-type": "application/json"}
-        if config.token:
-            headers["x-a2a-notification-token"] = config.token
-        if config.authentication.scheme and config.authentication.credentials:
-            headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
-        body = to_json_bytes(given)
-        for pause in (*PAUSES, None):
-            try:
-                async with session.post(config.url, data=body, headers=headers, allow_redirects=False) as answer:
-                    if answer.status < 300:
-                        return True
-                    problem = f"status {answer.status}"
-                    if answer.status < 500 and answer.status not in _TRY_LATER:
-                        _log.warning("a push notification of task %s was refused: %s", config.task_id, problem)
-                        return True
-            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-                problem = type(exc).__name__
-            _log.info("a push notification of task %s failed: %s", config.task_id, problem)
-            if pause is not None:
-                await asyncio.sleep(pause)
-        return False
+def _headers(config: pb.TaskPushNotificationConfig) -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    if config.token:
+        headers["x-a2a-notification-token"] = config.token
+    if config.authentication.scheme and config.authentication.credentials:
+        headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
+    return headers
+
+
+def _check_taken(status: int, task_id: str) -> None:
+    """Raise NotTaken if a notification is to be posted again. What is refused for good is not."""
+    if status >= 500 or status in _TRY_LATER:
+        raise NotTaken(f"status {status}")
+    if status >= 300:
+        _log.warning("a push notification of task %s was refused: status %d", task_id, status)
+
+
+def _log_attempt(task_id: str, exc: Exception) -> None:
+    is_usual = isinstance(exc, NotTaken | StoreError | aiohttp.ClientError | TimeoutError | OSError)
+    problem = exc if isinstance(exc, NotTaken | StoreError) else type(exc).__name__
+    _log.log(
+        logging.INFO if is_usual else logging.WARNING,
+        "a push notification of task %s failed: %s",
+        task_id,
+        problem,
+        exc_info=None if is_usual else exc,
+    )
 
 
 def _notifications(updates: list[Json], projection: TaskProjection, state: str) -> tuple[list[Json], str]:
@@ -301,34 +380,12 @@ def _notifications(updates: list[Json], projection: TaskProjection, state: str) 
     return found, state
 
 
+def _row(run_id: str, config: pb.TaskPushNotificationConfig, sent: int) -> PushRow:
+    stored = pb.TaskPushNotificationConfig()
+    stored.CopyFrom(config)
+    stored.task_id, stored.id = run_id, config.id or f"push_{unique()}"
+    return PushRow(run_id, stored.id, MessageToJson(stored), sent)
+
+
 def _config(row: PushRow) -> pb.TaskPushNotificationConfig:
     return Parse(row.body, pb.TaskPushNotificationConfig(), ignore_unknown_fields=True)
-
-
-def _is_private(host: str) -> bool:
-    """Return whether a host is an address that is not on the open internet."""
-    try:
-        address = ip_address(host.strip("[]").split("%")[0])
-    except ValueError:
-        return False
-    address = getattr(address, "ipv4_mapped", None) or address
-    return not address.is_global or address.is_multicast
-
-
-class _Resolver(AbstractResolver):
-    """Finds the addresses of a name, without those that nothing may be sent to."""
-
-    def __init__(self, *, private: bool) -> None:
-        self._private, self._inner = private, aiohttp.ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        allowed = [one for one in found if self._private or not _is_private(one["host"])]
-        if not allowed:
-            raise OSError(None, f"{host} has no address that push notifications may go to")
-        return allowed
-
-    async def close(self) -> None:
-        await self._inner.close()

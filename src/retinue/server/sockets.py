@@ -35,7 +35,10 @@ _CLOSING = RESTART, "connect again"
 _MOST_SUBSCRIPTIONS = 256
 _BEAT = b'{"beat":true}'
 _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
-"""The errors that a send raises once the client has left, or the socket was closed here."""
+"""The errors that a socket raises once the client has left, or it was closed here."""
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+"""The name of a subscription: every message of it repeats the name."""
+Field = Annotated[str, Meta(max_length=10_000)]
 
 End = tuple[int, str]
 """The code and the reason with which a socket is closed."""
@@ -46,13 +49,13 @@ Work = Callable[[], Coroutine[Any, Any, End | None]]
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """A message of a client: begin to follow a run or a thread under a name of its own, or stop that."""
 
-    subscribe: str | None = None
-    unsubscribe: str | None = None
-    run_id: str | None = None
-    thread_id: str | None = None
-    after: str | int | None = None
-    ns: str | None = None
-    kinds: str | None = None
+    subscribe: Name | None = None
+    unsubscribe: Name | None = None
+    run_id: Field | None = None
+    thread_id: Field | None = None
+    after: Field | int | None = None
+    ns: Field | None = None
+    kinds: Field | None = None
     until: Literal["idle"] | None = None
     merge: Annotated[int, Meta(ge=0, le=5_000)] = 0
 
@@ -153,7 +156,7 @@ async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> End 
         return 1000, ""
     except ServerCloses:
         return _CLOSING
-    except (WebSocketDisconnect, OSError):
+    except WebSocketDisconnect:
         return None
     except Exception as exc:
         return GOING_WRONG, as_api_error(exc).detail[:100]
@@ -169,7 +172,11 @@ def _with_id(name: str, frame: Frame) -> bytes:
 
 
 async def _send(socket: WebSocket, data: bytes) -> None:
-    await socket.send({"type": "websocket.send", "text": data.decode()})
+    """Send a message; raise WebSocketDisconnect if the client has left, also while this waits for it to read."""
+    try:
+        await socket.send({"type": "websocket.send", "text": data.decode()})
+    except _LEFT as exc:
+        raise WebSocketDisconnect from exc
 
 
 class Subscriptions:
@@ -255,7 +262,7 @@ class Subscriptions:
     async def _send(self, data: bytes) -> None:
         """Send a message. What comes after the client has left is dropped; `serve` ends soon."""
         async with self._lock:
-            with contextlib.suppress(*_LEFT):
+            with contextlib.suppress(WebSocketDisconnect):
                 await _send(self._socket, data)
 
 
