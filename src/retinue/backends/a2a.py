@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -42,7 +43,7 @@ _FAILURES = (ConnectionError, ExecutionBackendError, NotOffered, UnknownTask)
 class A2ABackend(RemoteBackend[A2AClient]):
     """Executes runs through an A2A client. A run has a local id; the server chooses the id of its task."""
 
-    capabilities = replace(RemoteBackend.capabilities, waits="input_and_auth", output="text_and_artifacts")
+    capabilities = dataclasses.replace(RemoteBackend.capabilities, waits="input_and_auth", output="text_and_artifacts")
 
     def follower(self, request: RunRequest) -> A2AFollower:
         return A2AFollower(self, request)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
     ActivityDelta,
@@ -41,19 +41,13 @@ from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
 from ..loop.log import LiveLog
 from ..loop.state import ChildRef, RunState, message_id
+from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
-from .outcome import outcome_of, problem_of, wait_for_end
+from .outcome import bare_result, outcome_of, problem_of, wait_for_end
 from .setup import held_thread
 
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
-
-
-_INSTEAD = {
-    "transcript": "give it one user message",
-    "continuation": "start a new conversation, without thread_id",
-    "output": "leave out the output type of the agent",
-}
 
 
 class ForeignBackend:
@@ -132,7 +126,7 @@ class ForeignBackend:
         """Execute a run without a parent; it has no log, and only its caller's sink gets its events."""
         if request.is_dispatched:
             return await self.backend.run(request)  # follow only: cancelling this does not stop the run
-        self._check(request, None)
+        self._check(request, None, is_stored=False)
         if request.sink is None:
             return await self._attend(request, None)
         heard = Heard(request, request.sink)
@@ -146,7 +140,7 @@ class ForeignBackend:
         self, request: RunRequest, parent: Execution, thread: ThreadRecord | None, own: Limits | None
     ) -> None:
         """Check a new run, grant it a part of the limits, and store its id before it is sent, so that retries use that id."""
-        self._check(request, thread)
+        self._check(request, thread, is_stored=parent.log.writer is not None)
         log, run_id = parent.log, request.identity.run_id
         if log.writer is not None:
             self._local.announce(parent, request, reserve=True)
@@ -163,12 +157,12 @@ class ForeignBackend:
         if log.writer is not None:
             await log.writer.flush()
 
-    def _check(self, request: RunRequest, thread: ThreadRecord | None) -> None:
+    def _check(self, request: RunRequest, thread: ThreadRecord | None, *, is_stored: bool) -> None:
         """Raise if the backend lacks something that the request needs; the error names every reason."""
-        problems = [
-            f"{problem}: {_INSTEAD[problem.partition(':')[0]]}"
-            for problem in self.profile().check(needs_of(request, thread))
-        ]
+        profile = self.profile()
+        problems = missing(profile, request, thread, is_stored=is_stored)
+        if request.cancellation.is_set() and not can_stop(profile):
+            problems.append("it was cancelled before it was sent")
         if request.seed.extensions and not self._is_own:
             problems.append("it is not local and takes no state seed")
         if not request.remote_messages() and not self._is_own:
@@ -188,7 +182,12 @@ class ForeignBackend:
         given, token, loop = request.cancellation, CancellationToken(), asyncio.get_running_loop()
         request.cancellation = token
         seconds, late = _time_left(request, child)
-        sent = self._visible(request)
+        sent, profile = self._visible(request), self.profile()
+        if not can_stop(profile):
+            sent = replace(sent, cancellation=CancellationToken())  # it is not asked for what it cannot do
+            if given.is_set():  # the run waits there
+                reason = given.reason or "cancelled"
+                return left_alone(bare_result(request, RunStatus.CANCELLED, "cancelled", reason))
         if child is not None:
             child.sent = sent
         work = asyncio.create_task(self.backend.run(sent), name=request.identity.run_id)
@@ -199,17 +198,18 @@ class ForeignBackend:
             else:
                 token.set(given.reason or "cancelled")
 
+        grace = GRACE if can_stop(profile) else 0.0
         given.on_set(stop)
         self._local.elsewhere[request.identity.run_id] = (token, None if child is None else child.detach)
         try:
-            await wait_for_end(work, token, seconds, late)
+            await wait_for_end(work, token, seconds, late, grace)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
             stop()
             try:
-                await wait_for_end(work, token, None, late)
+                await wait_for_end(work, token, None, late, grace)
             finally:
                 if child is not None and child.state is not None:
-                    child.finish(outcome_of(work, request))
+                    child.finish(self._result_of(work, request, child))
             raise
         finally:
             given.forget(stop)
@@ -219,11 +219,22 @@ class ForeignBackend:
             if isinstance(problem, ExecutionBackendError):
                 raise problem
             raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
+        result = self._result_of(work, request, child)
+        if not result.status.is_waiting:
+            return result
+        checked = refuse_wait(profile, result)
+        if checked is not result and can_stop(profile):
+            await self.backend.abort(request.identity.run_id)
+        return checked
+
+    def _result_of(self, work: asyncio.Task[RunResult], request: RunRequest, child: ForeignRun | None) -> RunResult:
+        """Return the result of a run that has ended, or that is not waited for any more."""
         result = outcome_of(work, request)
         if result.termination == OUT_OF_TIME and child is not None:
             log = child.parent.log
             result = replace(result, error=limit_reached(log.tree, child.begin(), "seconds", log.clock()).text)
-        return result
+        is_left = not work.done() or work.cancelled()
+        return left_alone(result) if is_left and not can_stop(self.profile()) else result
 
     async def follow_rest(self, agent: Agent, log: LiveLog, run: RunState) -> None:
         """Follow the background tasks that an ended run still has elsewhere; report them as failed if that is impossible."""
@@ -406,18 +417,6 @@ class ForeignRun:
             Private(identity=identity, request=stored),
         )
         return run
-
-
-def needs_of(request: RunRequest, thread: ThreadRecord | None) -> dict[str, str]:
-    """Return the capabilities that a request needs of its backend."""
-    needs: dict[str, str] = {}
-    if thread is not None and thread.messages:
-        needs["continuation"] = "in_process"
-    if len(request.remote_messages()) > 1:
-        needs["transcript"] = "user_messages"
-    if request.agent.output_format is not None:
-        needs["output"] = "text_and_artifacts"
-    return needs
 
 
 def _thread_state(thread: ThreadRecord | None, result: RunResult) -> PersistedState:

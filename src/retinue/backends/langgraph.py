@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
-
-from msgspec.structs import replace
 
 from ..core.backend import RunRequest
 from ..core.content import to_json_text
@@ -51,7 +50,7 @@ _STATUS = {
 class LangGraphBackend(RemoteBackend[HttpClient]):
     """Executes runs on a LangGraph server. The name of the agent is that of a graph or assistant there."""
 
-    capabilities = replace(RemoteBackend.capabilities, output="text_and_artifacts")
+    capabilities = dataclasses.replace(RemoteBackend.capabilities, output="text_and_artifacts")
 
     def follower(self, request: RunRequest) -> GraphFollower:
         return GraphFollower(self, request)

@@ -9,7 +9,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
-from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
 from ..core.runs import RunResult, RunStatus
@@ -20,15 +20,16 @@ _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 
 
 async def wait_for_end(
-    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str
+    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str, grace: float
 ) -> None:
-    """Wait for work to end. After a cancel or the time limit it gets a grace period; then its task is cancelled."""
+    """Wait for work to end. After a cancel or the time limit it gets `grace` seconds; then its task is cancelled."""
     stop = asyncio.create_task(token.wait())
     try:
         await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             token.set(late)
-            await asyncio.wait({work}, timeout=GRACE)
+            if grace:
+                await asyncio.wait({work}, timeout=grace)
     finally:
         stop.cancel()
     if not work.done():

@@ -231,6 +231,7 @@ class RemoteBackend(ABC, Generic[C]):
         cancellation="remote_abort",
         continuation="remote",
         decisions="durable",
+        persistence="stored",
         waits="input",
         transcript="user_messages",
     )

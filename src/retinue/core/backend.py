@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, get_args, get_type_hints
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from .agents import Agent
 from .context import CancellationToken, ToolContext
@@ -21,16 +21,27 @@ from .state import PersistedState
 from .tools import Tool
 
 
-class BackendProfile(Struct, frozen=True, kw_only=True):
-    """The capabilities of a backend, each with its lowest level first. Only a local one takes a state seed."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendProfile:
+    """The capabilities of a backend, each with its lowest level first. Only a local one takes a state seed.
+
+    The runtime believes a profile: it refuses a request that needs more before it is dispatched, and it fails a run that
+    waits though its profile says that it cannot wait or be answered. `dataclasses.replace` changes a profile."""
 
     cancellation: Literal["none", "cooperative", "remote_abort"] = "none"
+    """How a run is stopped. With "none" the runtime stops waiting at once, and says that the run may go on."""
     continuation: Literal["none", "in_process", "remote"] = "none"
+    """Where a conversation (`thread_id`) is kept for a second run."""
     decisions: Literal["none", "durable"] = "none"
+    """How a run that waits is answered."""
     persistence: Literal["ephemeral", "stored"] = "ephemeral"
+    """How long a run lives: with this process, or longer. A background task of a stored log needs "stored"."""
     waits: Literal["none", "input", "input_and_auth"] = "none"
+    """The things that a run may wait for: answers, or answers and credentials."""
     transcript: Literal["single_prompt", "user_messages", "full"] = "single_prompt"
+    """The messages that a run may begin with."""
     output: Literal["text", "text_and_artifacts"] = "text"
+    """The form of an answer. The output type of an agent needs "text_and_artifacts"."""
 
     @classmethod
     def full_local(cls) -> BackendProfile:

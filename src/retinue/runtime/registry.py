@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..backends.background import LocalBackground
+from ..backends.capabilities import can_stop
 from ..backends.foreign import ForeignBackend
 from ..backends.http_client import HttpClient
 from ..backends.langgraph import LangGraphBackend
@@ -138,6 +139,8 @@ class AgentRegistry:
             await self.placement.backend.stop(run.run_id, reason)
         elif (found := self._foreign_of(tree, run)) is None:
             _log.warning("run %s waits elsewhere and was not stopped: its agent is not known", run.run_id)
+        elif not can_stop(found[1].profile()):
+            _log.warning("run %s waits elsewhere and was not stopped: its backend cannot stop runs", run.run_id)
         else:
             token, (agent, foreign) = CancellationToken(), found
             token.set(reason)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from typing import Any, Protocol
-
-from msgspec.structs import asdict
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
