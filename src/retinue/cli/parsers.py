@@ -143,11 +143,11 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs resume": f"run_id --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
-    "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --cors --workers --engine "
+    "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
     f"--tls-cert --tls-key --rate --max-streams --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
     "worker": f"target --db --engine --queues --slots --lease --grace --metrics {_CONSENT} --model",
     "queues": "--db",
-    "tokens add": "user --scopes --db",
+    "tokens add": "user --scopes --shared-files --db",
     "tokens list": "--db",
     "tokens revoke": "token_id --db",
     "db check": "--db",
@@ -390,6 +390,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
         "what it allows: some of read,run,answer,admin (default: read,run,answer)",
         default="read,run,answer",
     ),
+    "--shared-files": _flag("let all users work on the same files, which their agents read and overwrite"),
     "--shell": _flag("let the agents run any command, as you could yourself"),
     "--slots": _value("N", "runs at once (default: 16)", type=count_from_1, default=16),
     "runs --status": _one_of("queued", *[status.value for status in RunStatus]),

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -166,8 +166,13 @@ async def serve(args: argparse.Namespace, interrupt: Interrupt) -> int:
     if tls is not None:
         tls.check()
     with socket.socket(fileno=args.listen_fd) if is_worker else bind(args.host, args.port) as listener:
-        if token is None and not is_worker and _asks_for_token(args) and not await _has_tokens(args, runtime):
-            token = f"rtn_{secrets.token_urlsafe(32)}"
+        if not is_worker:
+            users: Sequence[str] = await _token_users(args, runtime) if _asks_for_token(args) else ()
+            if token is None and _asks_for_token(args) and not users:
+                token = f"rtn_{secrets.token_urlsafe(32)}"
+            await _check_files(args, runtime, users, has_local=token is not None or args.no_auth)
+            if args.workers > 1 and isinstance(runtime.store, SqlStore):
+                await runtime.store.close()  # the workers open it, not this process
         server = _Server(args, runtime, listener, token, tls)
         if args.workers > 1 and not is_worker:
             return await Workers(args, listener, token, interrupt).serve(server.announce)
@@ -203,18 +208,36 @@ def _asks_for_token(args: argparse.Namespace) -> bool:
     return not args.no_auth and args.user_header is None
 
 
-async def _has_tokens(args: argparse.Namespace, runtime: Runtime) -> bool:
-    """Return whether the database has a token that is valid, so that nobody needs a new one."""
+async def _token_users(args: argparse.Namespace, runtime: Runtime) -> Sequence[str]:
+    """Return the users who have a valid token in the database."""
     from ..server import TokenStore
 
     if not isinstance(runtime.store, SqlStore):
-        return False
+        return []
     with as_misuse():
         await runtime.store.open()
-        found = await TokenStore(runtime.store).list()
-    if args.workers > 1:
-        await runtime.store.close()  # the workers open it, not this process
-    return any(token.revoked_at is None for token in found)
+        return await TokenStore(runtime.store).users()
+
+
+async def _check_files(args: argparse.Namespace, runtime: Runtime, users: Sequence[str], *, has_local: bool) -> None:
+    """Refuse to serve several users files that are not divided, and note in the database that they are for one user."""
+    from ..server import TokenStore
+    from ..server.app import HOW_TO_DIVIDE, shared_agent
+    from ..server.auth import LOCAL
+
+    agent = None if args.shared_files else shared_agent(runtime)
+    found = sorted({*users, LOCAL} if has_local else {*users})
+    several = f"{', '.join(map(repr, found[:5]))} are users" if len(found) > 1 else ""
+    if args.user_header is not None:
+        several = "--user-header may name several users"
+    if agent is not None and several:
+        raise ConfigurationError(
+            f"{several} of this server, and each would see the files of the others, because agent {agent.name!r} works in "
+            f"{agent.files!r} for all of them: give --shared-files if that is meant, or {HOW_TO_DIVIDE} in code"
+        )
+    if isinstance(runtime.store, SqlStore) and _asks_for_token(args):
+        with as_misuse():
+            await TokenStore(runtime.store).note_one_user_files(None if agent is None else repr(agent.files))
 
 
 def _read_token(args: argparse.Namespace) -> str | None:
@@ -327,6 +350,7 @@ class _Server(NamedTuple):
                 # Without tokens, a page of another name must not reach it.
                 hosts=("localhost", "127.0.0.1", "[::1]", args.host) if args.no_auth and not args.public else (),
                 a2a=A2AOptions(base=self.url, key=key, push_private=args.push_private),
+                shared_files=args.shared_files,
             )
             async with self._grpc(app):
                 await serve_app(app, self.listener, wait(), self.announce, tls=self.tls)

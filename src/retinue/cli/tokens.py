@@ -23,7 +23,15 @@ async def add_token(args: argparse.Namespace) -> int:
     """Make a token, and print it as the last line: it cannot be read again."""
     scopes = check_scopes(scope.strip() for scope in args.scopes.split(",") if scope.strip())
     async with open_database(database_url(args), create=True) as store:
-        token, secret = await TokenStore(store).add(args.user, scopes)
+        tokens = TokenStore(store)
+        others = [user for user in await tokens.users() if user != args.user]
+        if not args.shared_files and others and (place := await tokens.one_user_files()) is not None:
+            raise ConfigurationError(
+                f"the files of {place}, which a server of this database serves, are for one user, now {others[0]!r}: agents "
+                f"of {args.user!r} would read and overwrite them. Start the server with --shared-files if that is meant, "
+                "then give --shared-files here, too"
+            )
+        token, secret = await tokens.add(args.user, scopes)
     if args.json:
         print_json({**_token_json(token), "token": secret})
     else:

@@ -231,7 +231,7 @@ class Tasks(RequestHandler):
     async def _start(self, caller: Caller, message: Json, config: pb.TaskPushNotificationConfig | None) -> Sent:
         check_scope(caller.user, "run")
         runtime, thread_id, run_id = self.service.runtime, _chosen_thread(message), f"run_{unique()}"
-        async with self.service.thread_for(caller.user, thread_id), self.push.added(run_id, config):
+        async with self.service.thread_for(caller.user, caller.agent.name, thread_id), self.push.added(run_id, config):
             run = runtime.stream(
                 caller.agent.name,
                 read_message(message),

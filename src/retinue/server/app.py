@@ -27,9 +27,10 @@ from starlette.websockets import WebSocket
 from ..core.errors import ConfigurationError, StoreError, as_tuple
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
+from ..subagents.harness import HarnessAgent, find_undivided
 from ..wire.shapes import UserShape
 from . import files, runs, sockets, tasks, threads
-from .auth import COOKIE, Auth, OneToken, StoredTokens, token_in
+from .auth import COOKIE, Auth, HasFirstUser, OneToken, StoredTokens, token_in
 from .http import (
     ApiError,
     Call,
@@ -76,6 +77,7 @@ def create_app(
     max_body: int = MAX_BODY,
     hosts: Sequence[str] = (),
     a2a: A2AOptions | None = _A2A_OPTIONS,
+    shared_files: bool = False,
 ) -> Starlette:
     """Return an ASGI application that serves the agents of a runtime, which the caller enters and closes.
 
@@ -83,6 +85,8 @@ def create_app(
     the runtime's database are used. `cors`: the origins of pages that may use it. `rate`: requests a second for each user.
     `max_streams`: open streams for each user. `max_body`: bytes of a request. `hosts`: the names by which it may be asked
     for; any if not given. `a2a`: how the agents are served over A2A, where `retinue[a2a]` is installed; None: not at all.
+    `shared_files`: all users may work on the files of agents that do not give each user a part. Without it only one may: the
+    user of a fixed token, or the first who had a token in the database.
 
     At the end of its lifespan it tells the readers of streams to connect again. An application that mounts it enters
     that itself: `async with runtime, app.router.lifespan_context(app)`.
@@ -93,7 +97,13 @@ def create_app(
     for name, value in (("rate", rate), ("max_streams", max_streams), ("max_body", max_body)):
         if value is not None and not (isinstance(cast("Any", value), int | float) and value > 0):
             raise ConfigurationError(f"create_app: {name} is a number above 0, not {value!r:.80}")
-    service = Service(runtime, _auth_of(runtime, auth), UserLimits(rate, max_streams), max_body, frozenset(cors))
+    auth, user_limits = _auth_of(runtime, auth), UserLimits(rate, max_streams)
+    if not shared_files and not isinstance(auth, HasFirstUser) and (agent := shared_agent(runtime)) is not None:
+        raise ConfigurationError(
+            f"create_app: agent {agent.name!r} works in {agent.files!r} for all users, and {type(auth).__name__} may name "
+            f"several, so each would see the files of the others: {HOW_TO_DIVIDE}, or give shared_files=True"
+        )
+    service = Service(runtime, auth, user_limits, max_body, frozenset(cors), shared_files=shared_files)
     service.description = describe(all_endpoints(), OPEN)
     routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
     routes += sockets.routes(service)
@@ -124,6 +134,15 @@ def create_app(
     app.router.redirect_slashes = False  # a path is right or wrong
     app.state.service, app.state.a2a = service, a2a_tasks
     return app
+
+
+HOW_TO_DIVIDE = "give each user a part, with filesystem=SandboxFilesystem(folder, isolation='user')"
+
+
+def shared_agent(runtime: Runtime) -> HarnessAgent | None:
+    """Return an agent of a runtime that would show each user the files of the others."""
+    found = [find_undivided(agent, runtime.agents) for agent in runtime.agents.values()]
+    return next((agent for agent in found if agent is not None), None)
 
 
 def _add_a2a(service: Service, options: A2AOptions, routes: list[BaseRoute]) -> Tasks:

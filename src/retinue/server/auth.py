@@ -6,8 +6,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -39,6 +39,13 @@ class Auth(Protocol):
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         """Return the user whose credentials the headers carry; None if they carry none that are valid."""
         ...
+
+
+@runtime_checkable
+class HasFirstUser(Protocol):
+    """An `Auth` that knows which of its users may work on files that are not divided by user."""
+
+    async def first_user(self) -> str | None: ...
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
@@ -75,6 +82,9 @@ class NoAuth:
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         return User(LOCAL)
 
+    async def first_user(self) -> str | None:
+        return LOCAL
+
 
 class OneToken:
     """One token, that of the local user, with all scopes."""
@@ -87,6 +97,9 @@ class OneToken:
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         token = token_in(headers)
         return User(LOCAL) if token is not None and hmac.compare_digest(hash_token(token), self._hash) else None
+
+    async def first_user(self) -> str | None:
+        return LOCAL
 
 
 class ProxyHeader:
@@ -109,6 +122,10 @@ class StoredTokens:
     def __init__(self, store: SqlStore, also: OneToken | None = None) -> None:
         self._tokens, self._also = TokenStore(store), also
         self._known: dict[str, tuple[float, User]] = {}
+
+    async def first_user(self) -> str | None:
+        """Return the user of the fixed token; without one, the user who had a token first."""
+        return LOCAL if self._also is not None else next(iter(await self._tokens.users()), None)
 
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         if self._also is not None and (user := await self._also.user_of(headers)) is not None:
@@ -185,6 +202,28 @@ class TokenStore:
             Token(token_id=name, user_id=user, scopes=tuple(scopes.split(",")), made_at=made, revoked_at=revoked)
             for name, user, scopes, made, revoked in await self._database.rows(query)
         ]
+
+    async def users(self) -> Sequence[str]:
+        """Return the users who have a valid token, who had one first before the others."""
+        found = await self.list()
+        valid = {token.user_id for token in found if token.revoked_at is None}
+        return list(dict.fromkeys([token.user_id for token in found if token.user_id in valid]))
+
+    async def one_user_files(self) -> str | None:
+        """Return the folder that a server of this database lets only one user work in."""
+        found = await self._database.rows("SELECT place FROM one_user_files")
+        return found[0][0] if found else None
+
+    async def note_one_user_files(self, place: str | None) -> None:
+        """Store which folder is for one user only, so that nobody makes a token for another user unaware."""
+
+        def note(link: Link) -> None:
+            link.run("DELETE FROM one_user_files")
+            if place is not None:
+                link.run("INSERT INTO one_user_files (place) VALUES (?)", place)
+
+        if await self.one_user_files() != place:
+            await self._database.write(note)
 
     async def revoke(self, token_id: str) -> bool:
         """Revoke a token; return False if there is none of that id, or it was revoked before."""

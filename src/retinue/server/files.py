@@ -1,6 +1,7 @@
 """Endpoints of files: those that the agents with a workspace work on.
 
-A filesystem that is divided by user shows each user its own part. One that is not is shown to the local user only.
+A filesystem that is divided by user shows each user its own part. One that is not is shown to the local user only, or
+to all users where they share files.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _files(call: Call) -> Filesystem:
     if not agents:
         raise not_found("workspace")
     files, user = agents[0].files, call.user.id
-    if not is_divided(files) and user != LOCAL:
+    if not is_divided(files) and user != LOCAL and not call.service.shared_files:
         raise not_found("workspace")
     if isinstance(files, GuardedFilesystem):
         files = files.without(holds_tasks)

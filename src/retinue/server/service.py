@@ -14,7 +14,8 @@ from ..core.errors import RetinueError
 from ..core.stores import RunRecord, ThreadRecord
 from ..core.together import until_stopped
 from ..runtime import Runtime
-from .auth import LOCAL, Auth, User
+from ..subagents.harness import find_undivided
+from .auth import LOCAL, Auth, HasFirstUser, User
 from .feeds import Feeds
 from .http import ApiError, not_found
 from .limits import UserLimits
@@ -86,8 +87,12 @@ class Service:
         limits: UserLimits,
         max_body: int = MAX_BODY,
         origins: Collection[str] = (),
+        *,
+        shared_files: bool = False,
     ) -> None:
         self.runtime, self.auth, self.limits, self.max_body, self.origins = runtime, auth, limits, max_body, origins
+        self.shared_files = shared_files
+        """True if users may share files that are not divided by user; else only one user works on them."""
         self.feeds, self.metrics = Feeds(runtime), Metrics()
         self.body_seconds = BODY_SECONDS
         self.description: dict[str, Any] = {}
@@ -150,10 +155,13 @@ class Service:
             raise not_found("thread")
 
     @contextlib.asynccontextmanager
-    async def thread_for(self, user: User, thread_id: str | None, *, is_ours: bool = False) -> AsyncGenerator[None]:
-        """Hold a thread while a run on it is started. A new thread belongs to the user from now on: if two users start one at
+    async def thread_for(
+        self, user: User, agent: str, thread_id: str | None, *, is_ours: bool = False
+    ) -> AsyncGenerator[None]:
+        """Hold a thread while a run of an agent on it is started, if the agent is one for the user. A new thread belongs to the user from now on: if two users start one at
         the same moment, the store decides. It is removed again if the start fails. `is_ours`: the id is one we made.
         """
+        await self._check_files(user, agent)
         store, created = self.runtime.store, False
         known = None if thread_id is None else await store.user_of_thread(thread_id)
         if thread_id is not None and known is None:
@@ -170,6 +178,16 @@ class Service:
                 with contextlib.suppress(RetinueError):
                     await store.delete_thread(thread_id)
             raise
+
+    async def _check_files(self, user: User, agent: str) -> None:
+        """Raise if an agent would show the user files of another one."""
+        if self.shared_files or (known := self.runtime.agents.get(agent)) is None:
+            return
+        one = find_undivided(known, self.runtime.agents)
+        if one is None or (isinstance(self.auth, HasFirstUser) and user.id == await self.auth.first_user()):
+            return
+        detail = f"agent {one.name!r} works on files that are for one user; the operator of the server can share them"
+        raise ApiError(403, "files_not_shared", detail)
 
     def filters(self, user: User) -> dict[str, Any]:
         """Return the arguments with which a store lists what belongs to a user."""

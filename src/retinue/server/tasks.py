@@ -93,7 +93,7 @@ async def start_once(
     limits = limits_of_run(known[agent].limits, limits, over_network=True)
     chosen = thread_id or (run_id and f"thread_{run_id}")
     kept = None if run_id is None else digest
-    async with call.service.thread_for(call.user, chosen, is_ours=thread_id is None):
+    async with call.service.thread_for(call.user, agent, chosen, is_ours=thread_id is None):
         run = call.runtime.stream(
             agent, given, thread_id=chosen, user_id=call.user.id, run_id=run_id, digest=kept, limits=limits, **options
         )

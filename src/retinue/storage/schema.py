@@ -77,7 +77,11 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         body BLOB NOT NULL, last_run TEXT, skipped INTEGER NOT NULL DEFAULT 0)""",
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
     ),
-    ("ALTER TABLE push_targets ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",),
+    (
+        "ALTER TABLE push_targets ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
+        # The folder that a server of this database lets only one user work in.
+        "CREATE TABLE one_user_files (place TEXT PRIMARY KEY)",
+    ),
 )
 
 # The version has a table of its own, which no development version made; all of those had a table `threads`. So a

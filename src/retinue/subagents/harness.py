@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent, as_tuple
-from ..core.filesystem import Filesystem, GuardedFilesystem, RunsCommands
+from ..core.filesystem import Filesystem, GuardedFilesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.hooks import HookContext, Registrar, registered
 from ..core.messages import ToolCall
@@ -181,7 +181,7 @@ class HarnessAgent(Agent[Out]):
         """Refuse an agent that works, itself or through those it names, outside the sandbox of this one."""
         if not isinstance(self.files, SandboxFilesystem):
             return
-        for one in _with_linked(agent, resolver):
+        for one in _with_linked(agent, None if resolver is None else resolver.agent):
             if isinstance(one, HarnessAgent) and not self.files.confines(one.files):
                 raise ConfigurationError(
                     f"agent {one.name!r} works in {one.files!r}, outside of the sandbox of {self.name!r}: give it "
@@ -396,17 +396,25 @@ def _builtin_tools(agent: HarnessAgent, filesystem: Filesystem, owner: str) -> t
     return tuple([tool for tool in tools if tool.name in kept])
 
 
-def _with_linked(agent: Agent, resolver: Resolver | None) -> Iterable[Agent]:
-    """Return an agent and all agents it reaches, as objects or by names that can be resolved."""
+def find_undivided(agent: Agent, known: Mapping[str, Agent]) -> HarnessAgent | None:
+    """Return the agent, or one it reaches, that works on files which all users would share; None if there is none."""
+    for one in _with_linked(agent, known.__getitem__):
+        if isinstance(one, HarnessAgent) and one.builtin_names and not is_divided(one.files):
+            return one
+    return None
+
+
+def _with_linked(agent: Agent, find: Callable[[str], Agent] | None) -> Iterable[Agent]:
+    """Return an agent and all agents it reaches, as objects or by names that can be found."""
     found = {id(agent): agent}
     waiting = [agent]
     while waiting:
         one = waiting.pop()
         others = list(linked_agents(one))
         for name in (*one.subagents, *one.handoffs):
-            if isinstance(name, str) and resolver is not None:
-                with suppress(UnknownAgent):  # it cannot be reached
-                    others.append(resolver.agent(name))
+            if isinstance(name, str) and find is not None:
+                with suppress(UnknownAgent, KeyError):  # it cannot be reached
+                    others.append(find(name))
         for other in others:
             if id(other) not in found:
                 found[id(other)] = other
