@@ -272,10 +272,31 @@ async def test_a_result_that_cannot_be_kept_is_still_cut(tmp_path: Path) -> None
     assert kept.name.startswith("call_run_")  # the id was not a legal one
 
 
-async def test_arguments_nested_too_deep_are_a_result() -> None:
-    result = await run([call("work", '{"a":' * 5000), say("done")])
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (nested(101), "the JSON of the arguments is refused: it is nested more than 100 deep"),
+        (nested(5000), "the JSON of the arguments is refused: it is nested more than 100 deep"),
+        ('{"a":' * 5000, "the arguments are not a JSON object: {"),
+        (
+            f'{{"a": [{"1," * 100_001}1]}}',
+            "the JSON of the arguments is refused: it is too large: more than 100,000 items",
+        ),
+        (f'{{"a": [{"[]," * 80_001}1]}}', "is refused: it is too large: more than 80,000 opening brackets"),
+        ('{"a": 1}}', "the arguments are not a JSON object: {"),
+        ('["a"]', "the arguments are not a JSON object: ["),
+    ],
+    ids=["deep", "very deep", "cut off", "many items", "many lists", "broken", "a list"],
+)
+async def test_arguments_that_cannot_be_used_are_called_what_they_are(arguments: str, problem: str) -> None:
+    result = await run([call("work", arguments), say("done")])
     assert result.status is RunStatus.COMPLETED
-    assert texts(result)[0].startswith("invalid_arguments: the arguments are not a JSON object")
+    assert problem in texts(result)[0][:200]
+    assert texts(result)[0].startswith("invalid_arguments: ")
 
 
 async def test_no_conversation_is_left_with_an_unanswered_call() -> None:

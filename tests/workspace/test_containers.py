@@ -149,6 +149,81 @@ def test_the_engine_is_found_with_its_settings(root: Path, tmp_path: Path, monke
     SandboxFilesystem(root, image="busybox").check_commands()
 
 
+@pytest.mark.parametrize("how", ["script", "link"])
+def test_a_docker_that_is_podman_gets_the_options_of_podman(
+    how: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    stand_in(tmp_path / "real", "podman", f'echo "$@" >> {tmp_path / "calls"}')
+    if how == "script":
+        stand_in(tmp_path / "bin", "docker", f'echo "Emulate Docker CLI" >&2; exec {tmp_path / "real/podman"} "$@"')
+    else:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/docker").symlink_to(tmp_path / "real/podman")
+    command = SandboxFilesystem(root, image="busybox").command("true")
+    assert command.argv[0] == str(tmp_path / "bin/docker")
+    assert command.cleanup[1:5] == ("rm", "--force", "--time", "0")
+    (probe,) = (tmp_path / "calls").read_text().splitlines()
+    assert "--tmpfs /var/tmp:" in probe, "Podman makes it writable, with any size"
+
+
+def test_a_probe_that_does_not_end_leaves_no_container(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr("retinue.workspace.sandbox._PROBE_SECONDS", 0.5)
+    noted = f'echo "$@" >> {tmp_path / "calls"}'
+    stand_in(tmp_path / "bin", "docker", f'{noted}; test "$1" = rm || exec sleep 3600')
+    with pytest.raises(ConfigurationError, match="docker cannot run the image busybox .*timed out"):
+        SandboxFilesystem(root, image="busybox").check_commands()
+    run, removed = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    assert removed == ["rm", "--force", run[run.index("--name") + 1]]
+
+
+V1 = "Resource limits are not supported and ignored on cgroups V1 rootless systems"
+NO_MEMORY = "WARNING: Your kernel does not support memory limit capabilities or the cgroup is not mounted. Limitation discarded."
+NO_SWAP = "WARNING: Your kernel does not support swap limit capabilities or the cgroup is not mounted. Memory limited without swap."
+
+
+@pytest.mark.parametrize(
+    ("name", "warning", "without"),
+    [
+        ("podman", V1, {"memory", "processes"}),
+        ("docker", NO_MEMORY, {"memory"}),
+        ("docker", NO_SWAP, set[str]()),
+        ("docker", "", set[str]()),
+    ],
+)
+def test_a_limit_that_the_engine_ignores_is_not_in_force(
+    name: str, warning: str, without: set[str], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    stand_in(tmp_path / "bin", name, f"echo '{warning}' >&2")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = SandboxFilesystem(root, image="busybox").limits_in_force()
+    for limit in ("memory", "processes"):
+        expected = f"not limited: {name} ignores it on this machine" if limit in without else "container"
+        assert found[limit] == expected
+    unlimited = SandboxFilesystem(root, image="busybox", limits=SandboxLimits(memory=None))
+    assert unlimited.limits_in_force()["memory"] == "not limited"
+
+
+@pytest.mark.parametrize(("version", "user", "holds"), [(1, 1000, False), (2, 1000, True), (1, 0, True)])
+def test_podman_without_root_holds_no_limit_with_cgroups_of_version_1(
+    version: int, user: int, holds: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    stand_in(tmp_path / "bin", "podman", "exit 0")
+    cgroups = tmp_path / "cgroup"
+    cgroups.mkdir()
+    if version == 2:
+        (cgroups / "cgroup.controllers").write_text("memory pids")
+    monkeypatch.setattr("retinue.workspace.containers.CGROUPS", str(cgroups))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    found = SandboxFilesystem(root, image="busybox").limits_in_force()
+    assert (found["memory"] == "container", found["processes"] == "container") == (holds, holds)
+
+
 @pytest.mark.skipif(not any(map(which, ENGINES)), reason="no docker or podman")
 def test_an_image_that_is_not_there_is_refused(root: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot run the image retinue/none"):

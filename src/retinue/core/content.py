@@ -111,11 +111,11 @@ def parse_json(text: str) -> Any:
     if len(text) > MAX_PARSED:
         raise ValueError(f"it is too large: more than {MAX_PARSED:,} characters")
     if text.count("[") + text.count("{") > 2 * MAX_BOXES:  # counting is cheap; parsing so many would take long
-        raise ValueError("it is too large: it has too many lists and objects")
+        raise ValueError(f"it is too large: more than {2 * MAX_BOXES:,} opening brackets")
     try:
         value = _read(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from None
     check_shape(value)
     return value
 

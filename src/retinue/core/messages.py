@@ -73,7 +73,7 @@ Part = TextPart | ReasoningPart | ImagePart | FilePart | DataPart
 
 
 class ToolCall(Struct, frozen=True, gc=False):
-    """One call the model asked for. `malformed` holds its argument text where that was not a JSON object."""
+    """One call the model asked for. `malformed` holds its argument text where that was no JSON object, or too deep or large."""
 
     id: str
     name: str

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.content import MAX_BYTES, check_shape, clean_text, to_json_value
+from ..core.content import MAX_BYTES, check_shape, clean_text, parse_json, to_json_value
 from ..core.context import GRACE, CancellationToken, ToolContext
 from ..core.errors import (
     Denied,
@@ -156,6 +156,18 @@ def failed(call: ToolCall, error: ToolError | Block) -> CallOutcome:
 # --- prepare
 
 
+def _why_malformed(text: str) -> str:
+    """Return why a text cannot be the arguments of a call: it is too deep, too large, or no JSON object."""
+    if text.endswith("}"):
+        try:
+            parse_json(text)
+        except DecodeError:
+            pass
+        except ValueError as exc:
+            return f"the JSON of the arguments is refused: {exc}"
+    return f"the arguments are not a JSON object: {text[:200]}"
+
+
 def ready(x: Execution, call: ToolCall) -> ToolCallReady:
     """Return the event with which the work of a call begins."""
     bound = x.toolbox.get(call.name)
@@ -170,7 +182,7 @@ async def prepare(x: Execution, call: ToolCall) -> BoundTool:
         known = x.toolbox if offered is None else sorted(offered)
         raise NotFound(f"there is no tool named {call.name!r}; available: {', '.join(known) or 'none'}")
     if call.malformed is not None:
-        raise InvalidArguments(f"the arguments are not a JSON object: {call.malformed[:200]}")
+        raise InvalidArguments(_why_malformed(call.malformed))
     if not bound.check.accepts(call.args):
         if has_more_items(call.args, _FEW_ITEMS):
             async with x.listing:

@@ -10,7 +10,7 @@ from secrets import token_hex
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError
-from .limits import SandboxLimits
+from .limits import CGROUPS, SandboxLimits
 
 ENGINES = ("docker", "podman")
 _SETTINGS = ("DOCKER_", "CONTAINER", "XDG_RUNTIME_DIR", "PODMAN_")
@@ -26,6 +26,14 @@ _ENTER = (
 )
 
 
+_NAMED = {
+    "memory": re.compile(r"\bmemory limit\b|\bresource limits\b", re.I),
+    "processes": re.compile(r"\bpids[ -]limit\b|\bresource limits\b", re.I),
+}
+"""By limit: what an engine calls it in a warning."""
+_IGNORED = re.compile(r"discarded|ignored|not supported|does not support", re.I)
+
+
 class Mount(Struct, frozen=True):
     """A folder inside a sandbox: one of this machine, or an empty one that is read-only."""
 
@@ -39,6 +47,8 @@ class Container(Struct, frozen=True):
 
     program: str
     image: str
+    kind: str = "docker"
+    """The engine whose options the program takes: a program named docker may be Podman's."""
 
     @staticmethod
     def candidates(image: str) -> list[Container]:
@@ -47,8 +57,9 @@ class Container(Struct, frozen=True):
 
         if not _IMAGE.fullmatch(image):
             raise ConfigurationError(f"not the name of an image: {image!r}")
-        if found := [Container(program, image) for engine in ENGINES if (program := which(engine)) is not None]:
-            return found
+        programs = [program for engine in ENGINES if (program := which(engine)) is not None]
+        if programs:
+            return [Container(program, image, _kind_of(program)) for program in programs]
         raise ConfigurationError(
             f"a SandboxFilesystem with image={image!r} runs commands in containers, and there is neither docker nor "
             "podman on the PATH: install one, or leave disable_shell on"
@@ -59,16 +70,29 @@ class Container(Struct, frozen=True):
         """Return what the program that talks to the engine has to know. It is trusted."""
         return {name: os.environ[name] for name in os.environ if name in ("PATH", "HOME") or name.startswith(_SETTINGS)}
 
-    def probe(self, limits: SandboxLimits, network: bool) -> tuple[str, ...]:
-        """Return a command that succeeds if the engine can run containers of the image, with these limits."""
-        return (
-            *self._run(f"retinue-{token_hex(8)}", limits, network),
+    def probe(self, limits: SandboxLimits, network: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return a command that succeeds if the engine can run containers of the image, with these limits, and the one
+        that removes its container."""
+        name = f"retinue-{token_hex(8)}"
+        argv = (
+            *self._run(name, limits, network),
             "--entrypoint",
             "/bin/sh",
             self.image,
             "-c",
             'command -v cat >/dev/null && command -v stat >/dev/null || { echo "it has no cat or no stat" >&2; exit 1; }',
         )
+        return argv, self._removal(name)
+
+    def ignored(self, warnings: str) -> dict[str, str]:
+        """Return the limits that the engine ignores here, by what it wrote when it ran a container with all of them."""
+        engine, found = os.path.basename(self.program), set[str]()
+        for line in warnings.splitlines():
+            if _IGNORED.search(line):
+                found.update(name for name, words in _NAMED.items() if words.search(line))
+        if self._is_podman and _is_without_cgroups():
+            found.update(_NAMED)
+        return dict.fromkeys(found, f"not limited: {engine} ignores it on this machine")
 
     def refusal(self, said: str) -> str:
         """Explain why the engine is not used, and what to do."""
@@ -97,8 +121,11 @@ class Container(Struct, frozen=True):
             *[option for key, value in environment.items() for option in ("--env", f"{key}={value}")],
             *("--entrypoint", "/bin/sh", self.image, "-c", _ENTER, identity, line),
         )
+        return argv, self._removal(name)
+
+    def _removal(self, name: str) -> tuple[str, ...]:
         at_once = ("--time", "0") if self._is_podman else ()  # it would first wait for 10 s
-        return argv, (self.program, "rm", "--force", *at_once, name)
+        return (self.program, "rm", "--force", *at_once, name)
 
     def _run(self, name: str, limits: SandboxLimits, network: bool) -> Iterator[str]:
         """Yield the beginning of a command that runs a container, with the options that confine it."""
@@ -123,7 +150,7 @@ class Container(Struct, frozen=True):
 
     @property
     def _is_podman(self) -> bool:
-        return os.path.basename(self.program) == "podman"
+        return self.kind == "podman"
 
     def _user(self) -> Iterator[str]:
         """Yield the options with which files belong to the user of this process."""
@@ -131,6 +158,24 @@ class Container(Struct, frozen=True):
             yield from ("--user", f"{os.getuid()}:{os.getgid()}")
             if self._is_podman and os.getuid():
                 yield "--userns=keep-id"
+
+
+def _kind_of(program: str) -> str:
+    """Return the engine of a program. On some systems `docker` is a link to podman, or a script that starts it."""
+    if os.path.basename(os.path.realpath(program)) == "podman":
+        return "podman"
+    try:
+        with open(program, "rb") as stream:
+            start = stream.read(4096)
+    except OSError:
+        return "docker"
+    return "podman" if start.startswith(b"#!") and b"podman" in start else "docker"
+
+
+def _is_without_cgroups() -> bool:
+    """Return whether this process has no root rights on a system with cgroups of version 1, which Podman then cannot use."""
+    is_root = not hasattr(os, "geteuid") or os.geteuid() == 0
+    return not is_root and not os.path.exists(os.path.join(CGROUPS, "cgroup.controllers"))
 
 
 def _limit_options(limits: SandboxLimits, temporary: Iterable[str]) -> Iterator[str]:

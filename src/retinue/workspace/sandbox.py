@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Literal, Self
 
@@ -57,6 +58,8 @@ class _Means:
         self.program: list[str] = []
         """The bwrap that is known to work here, with its first option."""
         self.container: Container | None = None
+        self.ignored: dict[str, str] = {}
+        """The limits that its engine ignores here, with the reason."""
         self.cgroup: Cgroup | None = None
         self.has_sizes = True
         """True if bwrap can limit the size of `/tmp`."""
@@ -139,9 +142,10 @@ class SandboxFilesystem(LocalFilesystem):
         if self.image is not None:
             refused: list[str] = []
             for found in Container.candidates(self.image):
-                said = _refusal(found.probe(self.limits, self.network), found.environment())
-                if said is None:
-                    means.container = found
+                argv, removal = found.probe(self.limits, self.network)
+                works, said = _try(argv, found.environment(), removal)
+                if works:
+                    means.container, means.ignored = found, found.ignored(said)
                     return
                 refused.append(found.refusal(said))
             raise ConfigurationError("; ".join(refused))
@@ -160,8 +164,8 @@ class SandboxFilesystem(LocalFilesystem):
             )
         # A bwrap before 0.8 does not know the first option, one before 0.7 not the sizes; all the rest holds without.
         for options, means.has_sizes in ((["--disable-userns"], True), ([], True), ([], False)):
-            said = _refusal([*self._filtered([program, *options, *self._walls(), "--", "/bin/sh", "-c", ":"])])
-            if said is None:
+            works, said = _try([*self._filtered([program, *options, *self._walls(), "--", "/bin/sh", "-c", ":"])])
+            if works:
                 means.program = [program, *options]
                 break
         else:
@@ -222,6 +226,7 @@ class SandboxFilesystem(LocalFilesystem):
             "cpu_seconds": "rlimit of each process",
             "disk": "rlimit of each file, and the folder is watched",
             "temporary": sizes,
+            **means.ignored,
         }
         return {name: how if getattr(given, name) is not None else "not limited" for name, how in active.items()}
 
@@ -296,18 +301,29 @@ def _bind(mount: Mount) -> tuple[str, ...]:
     return ("--bind" if mount.is_writable else "--ro-bind", mount.source, mount.target)
 
 
-def _refusal(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the error output of a program; None if it succeeds."""
+def _try(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None, removal: Sequence[str] = ()
+) -> tuple[bool, str]:
+    """Run a program; return whether it succeeds, and its error output. After a time limit, `removal` ends what it began."""
     try:
-        ended = subprocess.run(
-            argv,
-            env=environment or {},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        return str(exc)
-    said = ended.stderr.decode(errors="replace").strip() or f"exit code {ended.returncode}"
-    return said if ended.returncode else None
+        ended = _run(argv, environment)
+    except subprocess.TimeoutExpired as exc:
+        if removal:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                _run(removal, environment)
+        return False, str(exc)
+    except OSError as exc:
+        return False, str(exc)
+    said = ended.stderr.decode(errors="replace").strip()
+    return ended.returncode == 0, said or f"exit code {ended.returncode}"
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str] | None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        argv,
+        env=environment or {},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_PROBE_SECONDS,
+        check=False,
+    )
