@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from math import inf
 from typing import Any
 
@@ -109,12 +110,21 @@ class ForeignBackend:
             parent.give_slot_back(request.identity.parent_tool_call_id or "")
             request.accepted, request.emit, request.emit_remote = child.accept, child.emit, child.emit_remote
             request.note_remote = child.note_remote
-            result = child.finish(await self._attend(request, child))
+            async with self._waiting(parent.log, request):
+                ended = await self._attend(request, child)
+            result = child.finish(ended)
             if not parent.log.lost:
                 await self._save(child, thread, result)
             return result
         finally:
             child.close()
+
+    def _waiting(self, log: LiveLog, request: RunRequest) -> AbstractAsyncContextManager[None]:
+        """Lend the slot of a worker while it waits for a run on another machine. A backend that cannot stop one there may
+        work in this process."""
+        if not self._is_own and self.profile().cancellation != "remote_abort":
+            return nullcontext()
+        return log.waiting_for(request.identity.run_id, lambda: not request.detached)
 
     async def _waiting_again(self, request: RunRequest, parent: Execution, state: RunState) -> RunResult:
         """Return the result of a run that is still suspended."""

@@ -13,14 +13,16 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.backend import Backend, RunRequest
-from ..core.context import GRACE, CancellationToken
+from ..core.context import OUT_OF_TIME, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
 from ..core.rows import Private
 from ..core.runs import REMOTE_KEY, RunResult
+from ..loop.budget import deadline
 from ..loop.log import LiveLog
 from ..loop.state import RunState
 from .local import LocalBackend
+from .outcome import problem_of, wait_for_end
 
 _log = logging.getLogger(__name__)
 
@@ -86,12 +88,15 @@ def has_rest(backend: Backend, result: RunResult) -> bool:
 
 
 class Rest:
-    """Copies the rest of a run's log elsewhere."""
+    """Copies the rest of a run's log elsewhere.
+
+    Invariant: it ends with the log elsewhere or, after a cancel or at the end of the tree's time, a grace period later:
+    what is open then is given up. The time is stored, so the next owner keeps to it."""
 
     def __init__(self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int) -> None:
         self._backend: Any = backend
         self._local, self._log, self._run, self._seen = local, log, run, seen
-        self._token, self._key = CancellationToken(), f"rest of {run.run_id}"
+        self._token, self._key, self._is_over = CancellationToken(), f"rest of {run.run_id}", False
         self._task: asyncio.Task[None] | None = None
 
     def start(self, request: RunRequest) -> None:
@@ -108,29 +113,50 @@ class Rest:
         # Deltas that were appended here, at the end of the run, do not count among those of the log there.
         self._log.append_private(Private(kind="remote", run_id=self._run.run_id, remote=self._seen))
         self._log.holders[self._key] = self._cancel
+        if self._log.are_tasks_cancelled:
+            self._token.set()
         self._task = asyncio.create_task(self._follow(request), name=self._key)
         self._local.rests.add(self._task)
         self._task.add_done_callback(self._local.rests.discard)
 
     def _append(self, event: Event) -> None:
-        append_event(self._log, self._run, event, self._seen)
-        self._seen = event.seq
+        if not self._is_over:
+            append_event(self._log, self._run, event, self._seen)
+            self._seen = event.seq
 
     async def _cancel(self, reason: str) -> None:
         self._token.set(reason)
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=GRACE)
+            await asyncio.wait({self._task})
+
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until the first limit on time ends the rest; store that time when it is first known."""
+        log, run, now = self._log, self._run, self._log.clock()
+        remote: dict[str, Any] = run.values.get(REMOTE_KEY, {})
+        if (until := remote.get("until")) is None:
+            if (until := deadline(log.tree, run, now)) is None:
+                return None
+            _write(log, run, {**remote, "until": until})
+        return max(until - now, 0.0)
 
     async def _follow(self, request: RunRequest) -> None:
+        log, run = self._log, self._run
+        seconds = self._seconds_left()
+        work = asyncio.create_task(self._backend.follow_rest(request))
         try:
-            await self._backend.follow_rest(request)
-        except Exception as exc:
-            shown = None if isinstance(exc, ConnectionError | ExecutionBackendError) else exc
+            async with log.waiting_for(run.run_id, lambda: False):
+                await wait_for_end(work, self._token, seconds, OUT_OF_TIME)
+        finally:
+            work.cancel()
+        self._is_over = True
+        if not work.done() or work.cancelled() or problem_of(work) is not None:
+            exc = problem_of(work) or f"they did not end ({self._token.reason})"
+            shown = None if isinstance(exc, ConnectionError | ExecutionBackendError | str) else exc
             problem = "run %s: the background tasks that it left elsewhere are given up: %s"
-            _log.warning(problem, self._run.run_id, exc, exc_info=shown)
-            await give_up(self._log, self._run)
-        close(self._log, self._run)
-        self._log.release(self._key)
+            _log.warning(problem, run.run_id, exc, exc_info=shown)
+            await give_up(log, run)
+        close(log, run)
+        log.release(self._key)
 
 
 async def give_up(log: LiveLog, run: RunState) -> None:
@@ -146,6 +172,10 @@ async def give_up(log: LiveLog, run: RunState) -> None:
 
 def close(log: LiveLog, run: RunState) -> None:
     """Note that the log elsewhere has ended or is given up."""
-    remote: Any = {name: value for name, value in run.values.get(REMOTE_KEY, {}).items() if name != "open"}
+    remote = run.values.get(REMOTE_KEY, {})
+    _write(log, run, {name: value for name, value in remote.items() if name not in ("open", "until")})
+
+
+def _write(log: LiveLog, run: RunState, remote: dict[str, Any]) -> None:
     row = Private(kind="commit", run_id=run.run_id, writes={REMOTE_KEY: remote}, revision=run.revision + 1)
     log.append_private(row)

@@ -20,7 +20,7 @@ _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 
 
 async def wait_for_end(
-    work: asyncio.Task[RunResult], token: CancellationToken, seconds: float | None, late: str, grace: float
+    work: asyncio.Task[Any], token: CancellationToken, seconds: float | None, late: str, grace: float
 ) -> None:
     """Wait for work to end. After a cancel or the time limit it gets `grace` seconds; then its task is cancelled."""
     stop = asyncio.create_task(token.wait())
@@ -37,7 +37,7 @@ async def wait_for_end(
         await asyncio.wait({work}, timeout=LAST_MOMENT)
 
 
-def problem_of(work: asyncio.Task[RunResult]) -> Exception | None:
+def problem_of(work: asyncio.Task[Any]) -> Exception | None:
     """Return the exception of a backend, if it raised one."""
     if not work.done() or work.cancelled():
         return None

@@ -107,12 +107,16 @@ class LegSlots:
             self.lent.add(log_id)
             self._free_one()
 
-    async def take_again(self, log_id: str) -> None:
-        """Wait for a slot for a leg that has lent its own."""
+    def reclaim(self, log_id: str) -> None:
+        """Note that a leg which has lent its slot is to continue: it comes before legs that are not claimed yet."""
         if log_id in self.lent:
             self.lent.discard(log_id)
             self._returning[log_id] = asyncio.get_running_loop().create_future()
             self._pass_on()
+
+    async def take_again(self, log_id: str) -> None:
+        """Wait for a slot for a leg that has lent its own."""
+        self.reclaim(log_id)
         if (turn := self._returning.get(log_id)) is not None:
             await asyncio.shield(turn)
 

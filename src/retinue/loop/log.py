@@ -7,6 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ argument it also stops when the run waits and no process works on the log."""
 
 Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
 """Asks for the grant that the function returns; returns whether more was granted."""
+
+
+LendSlot = Callable[["LiveLog", str, Callable[[], bool]], AbstractAsyncContextManager[None]]
+"""Notes, within its block, that the leg of a log waits for a run or call elsewhere, by id. At the end of the block the last
+argument tells whether the leg goes on because of that."""
 
 
 class LiveLog:
@@ -65,11 +71,15 @@ class LiveLog:
         """Runs that are starting a child elsewhere, once for each child that is not accepted yet."""
         self.widen: Widen | None = None
         """Of a placed run: asks the owner of the parent's log for a larger grant."""
+        self.lend_slot: LendSlot | None = None
+        """Of a leg of a worker: lends its slot while it only waits for work elsewhere."""
         self.results: dict[str, RunResult] = {}
         """The results of runs that worked here and ended or wait."""
         self.ended = self.lost = False
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
         """The background tasks at work here, by id, each with the function that cancels it."""
+        self.are_tasks_cancelled = False
+        """True if the background tasks are to stop, also one that becomes known later."""
         self.on_release: Callable[[], None] | None = None
         """Called when a background task has ended."""
         self.held_threads: dict[str, str | None] = {}
@@ -195,6 +205,10 @@ class LiveLog:
         except Exception:
             _log.exception("the sink of run %s failed at event %d and is not called again", event.run_id, event.seq)
             self._run_sinks = {name: sink for name, sink in self._run_sinks.items() if name != event.run_id}
+
+    def waiting_for(self, run_id: str, goes_on: Callable[[], bool] = lambda: True) -> AbstractAsyncContextManager[None]:
+        """Note, within the block, that this log waits for a run or call elsewhere, so that it needs no slot of a worker."""
+        return nullcontext() if self.lend_slot is None else self.lend_slot(self, run_id, goes_on)
 
     @property
     def closed(self) -> bool:

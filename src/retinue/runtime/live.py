@@ -447,8 +447,12 @@ class LiveRun:
         await self._settle(x.result or result_of(self.log, x.state, stopped(x), x.state.response()))
 
     async def cancel_tasks(self) -> None:
-        """Stop the background tasks that were started under this run."""
-        await asyncio.gather(*[cancel("cancelled") for cancel in list(self.log.holders.values())])
+        """Stop the background tasks that were started under this run, also those that become known meanwhile."""
+        holders, asked = self.log.holders, set[str]()
+        self.log.are_tasks_cancelled = True
+        while new := holders.keys() - asked:
+            asked |= new
+            await asyncio.gather(*[holders[task_id]("cancelled") for task_id in new])
 
     # --- jobs and closing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -34,7 +34,6 @@ from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
 from .placed_calls import PlacedCalls
 from .reading import read_events
-from .waits import Waits
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -153,8 +152,6 @@ class PlacedBackend:
         self._runs, self._dispatcher, self._elsewhere = runs, dispatcher, runs.elsewhere
         self._store = dispatcher.store
         self._callers = Callers()
-        self.waits: Waits | None = None
-        """What the worker of this process waits for; None in a process that is no worker."""
 
     def profile(self) -> BackendProfile:
         return BackendProfile(
@@ -177,12 +174,8 @@ class PlacedBackend:
         with self._callers.waiting(identity.run_id, request.cancellation):
             if request.accepted is not None:
                 request.accepted()
-            async with self._waiting(identity.run_id):
-                result = await self._attend(request)
+            result = await self._attend(request)
         return replace(result, run_id=identity.run_id, thread_id=identity.thread_id)
-
-    def _waiting(self, run_id: str, *, goes_on: bool = True) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self.waits is None else self.waits.waiting(run_id, goes_on=goes_on)
 
     async def _submit(self, request: RunRequest) -> None:
         """Store the run, unless it is stored. If this raises, nothing was started."""
@@ -212,9 +205,8 @@ class PlacedBackend:
         """Copy the events of a run's background tasks after its end, until the tasks have ended."""
         token, run_id = request.cancellation, placed_id(request.identity.run_id)
         work = _Follower(self._runs, self._dispatcher, request).follow_rest()
-        waiting = self._waiting(request.identity.run_id, goes_on=False)
         try:
-            async with waiting, until_stopped(work, token.wait()) as following:
+            async with until_stopped(work, token.wait()) as following:
                 if not following.done():
                     await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
                 await following

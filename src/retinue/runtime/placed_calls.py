@@ -111,7 +111,8 @@ class PlacedCalls:
         request = self._request(x, tool, owner, state, call, resume_input)
         request.emit, request.emit_remote = x.report, copy_report
         try:
-            result = await self._attend(x, request)
+            async with x.log.waiting_for(request.identity.run_id):
+                result = await self._attend(x, request)
         except RetinueError as exc:
             return failed(call, InternalError(str(exc)))
         return _outcome(x, call, result)

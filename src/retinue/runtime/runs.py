@@ -29,7 +29,7 @@ from ..core.errors import (
 from ..core.events import Event, Sink
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
-from ..loop.log import LiveLog
+from ..loop.log import LendSlot, LiveLog
 from ..loop.state import LogState
 from ..storage.logs import Gathering, LogWriter
 from ..tasks.task import TaskStatus
@@ -79,6 +79,8 @@ class LocalRuns:
         self._over: dict[str, None] = {}
         """Without a store: the runs in `_live` that are complete, the oldest first."""
         self._is_shared = False
+        self.lend_slot: LendSlot | None = None
+        """Of a worker: lends the slots of legs that only wait for work elsewhere."""
         self.is_closing = False
         """True if no new run may start here."""
 
@@ -156,6 +158,7 @@ class LocalRuns:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
             log.earlier = partial(read_events, self, self.owner.store, writer.log_id)
+        log.lend_slot = self.lend_slot
         return log
 
     def _line(self, thread_id: str) -> Sequence[LiveRun]:

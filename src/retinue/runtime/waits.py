@@ -1,13 +1,14 @@
-"""Worker slots: a leg that only waits for other workers lends its slot, so that two queues cannot wait for each other.
+"""Worker slots: a leg that only waits for work elsewhere lends its slot: to other workers, so that two queues cannot wait
+for each other, and to servers, which may take as long as they like.
 
-Invariant: a leg is without a slot only while each of its runs waits for a placed run or call. When one of those ends, the
-leg takes a slot again before it continues.
+Invariant: a leg is without a slot only while each of its runs waits for a run or call elsewhere. When one of those ends,
+the leg takes a slot again before it continues. The slot belongs to the log, so a log that was just claimed may lend it too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -26,64 +27,81 @@ _PAUSE = 0.02
 
 
 class Waits:
-    """The placed runs and calls that the legs of a worker wait for."""
+    """The runs and calls elsewhere that the legs of a worker wait for."""
 
     def __init__(self, at_work: Mapping[str, LiveRun], slots: LegSlots) -> None:
         self._at_work, self._slots = at_work, slots
         self._open: dict[str, set[str]] = {}
-        """The placed runs and calls that each leg waits for."""
+        """The runs and calls elsewhere that each leg waits for."""
         self._watching: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def waiting(self, run_id: str, *, goes_on: bool = True) -> AsyncGenerator[None]:
-        """Note, within the block, that a leg waits for a placed run or call. With `goes_on`, take a slot again after it."""
-        leg = next((leg for leg in self._at_work.values() if _has(leg.log, run_id)), None)
-        if leg is None:
+    async def waiting(self, log: LiveLog, run_id: str, goes_on: Callable[[], bool]) -> AsyncGenerator[None]:
+        """Note, within the block, that the leg of a log waits for a run or call elsewhere. If it then goes on because of
+        that, it takes a slot again first."""
+        if log.writer is None:
             yield
             return
-        log_id = leg.run_id
+        log_id = log.writer.log_id
         waits = self._open.setdefault(log_id, set())
         waits.add(run_id)
         if len(waits) == 1:
-            self._watching[log_id] = asyncio.create_task(self._lend_when_idle(leg, waits), name=f"slot of {log_id}")
+            self._watching[log_id] = asyncio.create_task(
+                self._lend_when_idle(log_id, log, waits), name=f"slot of {log_id}"
+            )
         try:
             yield
-        finally:
-            waits.discard(run_id)
-            if not waits:
-                self._watching.pop(log_id).cancel()
-                del self._open[log_id]
-        token = leg.request.cancellation
-        if goes_on and not token.is_set() and not leg.log.lost:
+        except asyncio.CancelledError:  # a call that is stopped must not wait, and its run may go on
+            self._end(log_id, run_id)
+            if goes_on():
+                self._slots.reclaim(log_id)
+            raise
+        except BaseException:
+            await self._go_on(log_id, log, run_id, goes_on)
+            raise
+        await self._go_on(log_id, log, run_id, goes_on)
+
+    def _end(self, log_id: str, run_id: str) -> None:
+        waits = self._open[log_id]
+        waits.discard(run_id)
+        if not waits:
+            self._watching.pop(log_id).cancel()
+            del self._open[log_id]
+
+    async def _go_on(self, log_id: str, log: LiveLog, run_id: str, goes_on: Callable[[], bool]) -> None:
+        self._end(log_id, run_id)
+        leg = self._at_work.get(log_id)
+        token = None if leg is None else leg.request.cancellation
+        if token is not None and goes_on() and not token.is_set() and not log.lost:
             await wait_for_first(self._slots.take_again(log_id), token.wait())
 
-    async def _lend_when_idle(self, leg: LiveRun, waits: set[str]) -> None:
+    async def _lend_when_idle(self, log_id: str, log: LiveLog, waits: set[str]) -> None:
         while True:
-            change = leg.log.changed()
-            if leg.run_id in self._slots.working and _only_waits(leg.log, waits):
-                self._slots.lend(leg.run_id)
+            change, is_idle = log.changed(), _only_waits(log, waits)
+            if is_idle and log_id in self._slots.working:
+                self._slots.lend(log_id)
+            elif not is_idle:  # a run was answered, or started by what ended elsewhere
+                self._slots.reclaim(log_id)
             await change
             await asyncio.sleep(_PAUSE)
 
 
-def _has(log: LiveLog, run_id: str) -> bool:
-    return run_id in log.tree.runs or run_id in log.tree.placed_calls
-
-
 def _only_waits(log: LiveLog, waits: set[str]) -> bool:
-    """Return whether every run of a tree only waits, for these placed runs and calls."""
+    """Return whether every run of a tree only waits, for these runs and calls elsewhere."""
     for run in log.tree.runs.values():
-        if run.status is not RunStatus.RUNNING:
+        if run.status is not RunStatus.RUNNING or run.run_id in waits:
             continue
-        if run.run_id not in waits if run.request.queue is not None else not _is_idle(log, run, waits):
+        if run.request.queue is not None or not _is_idle(log, run, waits):
             return False
     return True
 
 
 def _is_idle(log: LiveLog, run: RunState, waits: set[str]) -> bool:
-    """Return whether a run only waits for calls that wait for placed work or for other runs of this log."""
+    """Return whether a run only waits for calls that wait for work elsewhere or for other runs of this log."""
     x = log.executions.get(run.run_id)
-    queued = set[str]() if x is None else {call.call.id for call in run.open()} - x.holding
+    if x is None:  # it is about to be continued here
+        return False
+    queued = {call.call.id for call in run.open()} - x.holding
     calls = [call for call in run.open() if call.status is not ToolCallStatus.SUSPENDED]
     at_work = [call for call in calls if call.status is not ToolCallStatus.NEW or call.call.id not in queued]
     return bool(at_work) and all(_waits_elsewhere(log, call, waits) for call in at_work)
@@ -92,5 +110,7 @@ def _is_idle(log: LiveLog, run: RunState, waits: set[str]) -> bool:
 def _waits_elsewhere(log: LiveLog, call: CallState, waits: set[str]) -> bool:
     if call.status is not ToolCallStatus.RUNNING:
         return False
+    if call.placed in waits or any(ref.run_id in waits for ref in call.children.values()):
+        return True
     children = [log.tree.runs.get(ref.run_id) for ref in call.children.values()]
-    return call.placed in waits or any(child is not None and child.status is RunStatus.RUNNING for child in children)
+    return any(child is not None and child.status is RunStatus.RUNNING for child in children)

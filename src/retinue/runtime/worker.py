@@ -1,6 +1,7 @@
 """A worker: a process that works on the legs which an engine gives it.
 
-Invariant: a leg occupies a slot from its claim until its log is released, ended or lost. Only the claim and the epoch
+Invariant: a leg occupies a slot from its claim until its log is released, ended or lost, unless it lends it while it only
+waits for work elsewhere (`waits.py`). Only the claim and the epoch
 decide who may write, so it does no harm if an engine gives out a leg twice.
 """
 
@@ -67,8 +68,7 @@ class Worker:
         self._workers = Workers(runs.dispatcher.store)
         self.at_work: dict[str, LiveRun] = {}
         """The runs of the legs at work, by log."""
-        assert runs.registry.placement is not None
-        runs.registry.placement.backend.waits = Waits(self.at_work, self.info.slots)
+        runs.lend_slot = Waits(self.at_work, self.info.slots).waiting
         self._legs: set[asyncio.Future[LegEnd]] = set()
         self.is_draining = False
 
