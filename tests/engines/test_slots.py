@@ -13,9 +13,11 @@ from retinue.backends import outcome
 from retinue.core.engine import LegSlots
 from retinue.core.messages import Role
 from retinue.core.model import ModelRequest
+from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from ..remote.open_server import open_server
 from ..waiting import until
 from .crew import Gate, asked, results
 from .team import Site
@@ -171,3 +173,35 @@ async def test_a_leg_that_ends_while_it_waits_for_a_slot_needs_none() -> None:
     with pytest.raises(asyncio.CancelledError):
         await going_on
     assert slots.free == 1
+
+
+@pytest.mark.parametrize("far_status", ["success", "running"])
+async def test_a_leg_that_waits_for_a_server_needs_no_slot(
+    site: Site, far_status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says for ever that its task works, or that a background task of it is open."""
+    monkeypatch.setattr(outcome, "GRACE", 0.2)
+    model = ScriptedModel(lambda request: say("Done.") if results(request) else delegated("far"))
+    quick = Agent("quick", ScriptedModel([say("Quick.")]))
+    async with open_server(far_status) as server:
+        near = Agent("near", model, subagents=[RemoteSubagentStub("far", url=server.url)])
+        async with site.worker([near, quick], slots=1) as worker, site.client() as client:
+            waiting = [client.stream("near", "go") for _ in range(2)]
+            await until(lambda: len(worker.info.slots.lent) == 2)
+            assert (await client.run("quick", "go")).response == "Quick."
+            for run in waiting:
+                await client.cancel(run.run_id, tasks=True)
+                assert [event.kind async for event in client.events(run.run_id)][-1] != "run_started"
+            await until(lambda: worker.info.slots.free == 1 and not worker.info.slots.lent)
+
+
+async def test_a_leg_goes_on_with_a_slot_after_a_server_that_was_not_there(site: Site) -> None:
+    far = RemoteSubagentStub("far", url="http://127.0.0.1:9")
+    model = ScriptedModel(lambda request: say("Done.") if results(request) else delegated("far"))
+    async with site.worker([Agent("near", model, subagents=[far])], slots=1) as worker, site.client() as client:
+        assert (await client.run("near", "go")).response == "Done."
+        await until(lambda: worker.info.slots.free == 1 and not worker.info.slots.lent)
+
+
+def delegated(name: str) -> ScriptedTurn:
+    return call("task", {"subagent_type": name, "description": "go"}, id="task_1")

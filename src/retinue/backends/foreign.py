@@ -29,6 +29,7 @@ from ..core.events import (
     ReasoningDelta,
     RunFinished,
     RunStarted,
+    TaskUpdated,
     TextDelta,
 )
 from ..core.messages import Message, Role
@@ -112,7 +113,7 @@ class ForeignBackend:
             request.note_remote = child.note_remote
             async with self._waiting(parent.log, request):
                 ended = await self._attend(request, child)
-            result = child.finish(ended)
+            result = await child.end(ended)
             if not parent.log.lost:
                 await self._save(child, thread, result)
             return result
@@ -219,7 +220,7 @@ class ForeignBackend:
                 await wait_for_end(work, token, None, late, grace)
             finally:
                 if child is not None and child.state is not None:
-                    child.finish(self._result_of(work, request, child))
+                    await child.end(self._result_of(work, request, child))
             raise
         finally:
             given.forget(stop)
@@ -290,6 +291,8 @@ class ForeignRun:
         self._is_closed = False
         self._seen = request.seen
         self._has_text = request.seen > 0 or bool(request.streamed)
+        self._may_have_tasks = request.seen > 0
+        """True if events of background tasks elsewhere may be in the log."""
         self.sent = request
         """The request as the backend has it."""
         self.limits = request.limits
@@ -330,6 +333,7 @@ class ForeignRun:
         append_event(log, run, event, self._seen)
         self._seen = event.seq
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
+        self._may_have_tasks = self._may_have_tasks or isinstance(event, TaskUpdated)
         is_counted = isinstance(event, InferenceFinished) and self.request.queue is None
         if is_counted and (over := exceeded(log.tree, run)) is not None:
             self.request.cancellation.set(over.text)
@@ -346,6 +350,14 @@ class ForeignRun:
         self.request.detached = self.sent.detached = True
         if self.state is not None and not self.state.request.detached:
             self.parent.log.append_private(Private(kind="commit", run_id=self.state.run_id, detached=True))
+
+    async def end(self, result: RunResult) -> RunResult:
+        """Append its end, unless it has one, and give up what it leaves open if that cannot be followed; return the result."""
+        run = self.begin()
+        was_over, result = run.is_over, self.finish(result)
+        if self._may_have_tasks and run.is_over and not (was_over or has_rest(self._backend, result)):
+            await give_up(self.parent.log, run)
+        return result
 
     def finish(self, result: RunResult) -> RunResult:
         """Append its end, unless it has one; return the result."""
