@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from retinue import Agent, RunStatus, tool
-from retinue.backends import outcome
+from retinue.backends import foreign, mirror
 from retinue.core.engine import LegSlots
 from retinue.core.messages import Role
 from retinue.core.model import ModelRequest
@@ -110,7 +110,7 @@ async def test_a_parent_without_a_slot_is_cancelled_at_once(site: Site) -> None:
 
 
 async def test_a_parent_that_waits_for_a_slot_is_cancelled_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "GRACE", 3600.0)
+    monkeypatch.setattr(foreign, "GRACE", 3600.0)
     gate = Gate()
     near, far = Machine(), Machine()
     async with site.worker([*near.agents(), gate.agent()], slots=1) as worker, site.client() as client:
@@ -180,7 +180,8 @@ async def test_a_leg_that_waits_for_a_server_needs_no_slot(
     site: Site, far_status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server says for ever that its task works, or that a background task of it is open."""
-    monkeypatch.setattr(outcome, "GRACE", 0.2)
+    for module in (foreign, mirror):
+        monkeypatch.setattr(module, "GRACE", 0.2)
     model = ScriptedModel(lambda request: say("Done.") if results(request) else delegated("far"))
     quick = Agent("quick", ScriptedModel([say("Quick.")]))
     async with open_server(far_status) as server:

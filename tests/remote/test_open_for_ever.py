@@ -19,7 +19,8 @@ from .test_remote_rest import near, statuses
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.backends.outcome.GRACE", 0.5)
+    for module in ("foreign", "mirror"):
+        monkeypatch.setattr(f"retinue.backends.{module}.GRACE", 0.5)
     monkeypatch.setattr("retinue.backends.tasks_http.STOP_SECONDS", 0.05)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.backend import Backend, RunRequest
-from ..core.context import OUT_OF_TIME, CancellationToken
+from ..core.context import GRACE, OUT_OF_TIME, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
 from ..core.rows import Private
@@ -145,7 +145,7 @@ class Rest:
         work = asyncio.create_task(self._backend.follow_rest(request))
         try:
             async with log.waiting_for(run.run_id, lambda: False):
-                await wait_for_end(work, self._token, seconds, OUT_OF_TIME)
+                await wait_for_end(work, self._token, seconds, OUT_OF_TIME, GRACE)
         finally:
             work.cancel()
         self._is_over = True
