@@ -119,3 +119,12 @@ def new_connections(_the_postgres_server: TestServer) -> Iterator[None]:
 
     with new_connections():
         yield
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave runs without waiting for what runs."""
+    from retinue.runtime.live import LiveRun
+
+    real = LiveRun.leave
+    monkeypatch.setattr(LiveRun, "leave", lambda run, grace: real(run, 0.0))  # type: ignore[misc]

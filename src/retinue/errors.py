@@ -9,7 +9,8 @@ from .core.errors import (
     ModelRequestInvalid, ModelResponseInvalid, ModelStreamBroken, ModelTimeout, ModelUnavailable, NotFound,
     OutputTruncated, OwnershipLost, PathDenied, PathError, PluginAlreadyInstalled, PluginNotInstalled,
     RecordUnreadable, RecordUnwritable, ReducerFailed, RetinueError, RevisionConflict, RunElsewhere, RunNotCompleted,
-    RunawayActions, ServerError, StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled, ToolError, ToolTimeout, UnknownAction,
+    RunawayActions, RuntimeClosed, ServerError, StateError, StoreError, TaskStoreError, ThreadBusy, ToolCancelled,
+    ToolError, ToolTimeout, UnknownAction,
     UnknownAgent, UnknownKey, UnknownRun, WriteConflict,
 )
 
@@ -21,7 +22,8 @@ __all__ = [
     "ModelError", "ModelNotFound", "ModelRateLimited", "ModelRefused", "ModelRequestInvalid", "ModelResponseInvalid",
     "ModelStreamBroken", "ModelTimeout", "ModelUnavailable", "NotFound", "OutputTruncated", "OwnershipLost",
     "PathDenied", "PathError", "PluginAlreadyInstalled", "PluginNotInstalled", "RecordUnreadable", "RecordUnwritable",
-    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunNotCompleted", "RunawayActions", "ServerError", "StateError", "StoreError",
+    "ReducerFailed", "RetinueError", "RevisionConflict", "RunElsewhere", "RunNotCompleted", "RunawayActions",
+    "RuntimeClosed", "ServerError", "StateError", "StoreError",
     "TaskStoreError", "ThreadBusy", "ToolCancelled", "ToolError", "ToolTimeout", "UnknownAction", "UnknownAgent",
     "UnknownKey", "UnknownRun", "WriteConflict",
 ]

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, RunStatus, Runtime, tool
+from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, Run, RunStatus, Runtime, tool
 from retinue.core.events import TaskUpdated
+from retinue.errors import RuntimeClosed
 from retinue.loop.fold import fold_all
+from retinue.loop.log import LiveLog
 from retinue.models import ModelChunk, TextChunk
-from retinue.runtime.owner import Owner
+from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskScope, TaskStatus, service
 from retinue.tasks.task import give_up
-from retinue.testing import ScriptedModel, call, say
+from retinue.testing import ScriptedModel, ScriptedTurn, call, say
 
 from ..waiting import let_others_run, until
 from . import family
@@ -29,7 +33,7 @@ from .test_release_races import Gate
 async def leave(spot: Spot, play: Play, when: str) -> None:
     """Play a scene in a runtime that is closed when something was done. Nobody can wait for its lease to end."""
     scene = play(spot)
-    async with Runtime.open(spot.url, scene.agents, on_close="leave", lease=3600) as runtime:
+    async with Runtime.open(spot.url, scene.agents, lease=3600) as runtime:
         run = runtime.stream(scene.agents[0].name, scene.says, thread_id="thread-1", **scene.options)
         (spot.folder / "run_id").write_text(run.run_id)
         await until(lambda: when in spot.done())
@@ -69,24 +73,29 @@ async def test_tasks_are_left_too(spot: Spot) -> None:
     }
 
 
+@pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("input", ["wait", "wait ann"])
 async def test_a_task_that_ends_while_it_is_left_ends_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input: str
 ) -> None:
     """Nobody has written its end, so its log must not end either."""
-    desk, stop_heartbeat = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db"), Owner.stop_heartbeat
+    desk, hand_over = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db"), LiveRun.hand_over
 
-    async def let_the_task_end(owner: Owner) -> None:
-        """By now it is left, and its log is not handed over yet."""
-        await stop_heartbeat(owner)
+    async def let_pass(*_: str) -> None:
+        pass
+
+    async def let_the_task_end(run: LiveRun) -> None:
+        """By now it is left, and its log is not handed over yet. Its last model call has just begun."""
+        monkeypatch.setattr(LiveLog, "hold", let_pass)
         if jobs := [job for job in asyncio.all_tasks() if job.get_name().startswith("task_")]:
             desk.let_tasks_end()
             await asyncio.wait(jobs)
             await let_others_run()
+        await hand_over(run)
 
-    async with desk.open(on_close="leave") as first:
+    async with desk.open() as first:
         run_id = (await first.run("boss", input, thread_id="t")).run_id
-        monkeypatch.setattr(Owner, "stop_heartbeat", let_the_task_end)
+        monkeypatch.setattr(LiveRun, "hand_over", let_the_task_end)
     async with desk.open() as second:
         if "ann" in input:
             assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
@@ -99,12 +108,13 @@ async def test_a_task_that_ends_while_it_is_left_ends_elsewhere(
     assert (record.status, record.result) == (TaskStatus.COMPLETED, "end: there it is")
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_task_that_is_given_up_on_while_it_is_taken_over_ends_in_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweeper may end its record after the next owner has read it as open."""
     desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
-    async with desk.open(on_close="leave") as first:
+    async with desk.open() as first:
         run_id = (await first.run("boss", "wait", thread_id="t")).run_id
     monkeypatch.setattr(service, "take_over", lambda record, now, node: give_up(record, now, "it is silent"))
     async with desk.open() as second:
@@ -116,6 +126,7 @@ async def test_a_task_that_is_given_up_on_while_it_is_taken_over_ends_in_its_log
     assert all(run.is_over for run in fold_all(stored.rows).runs.values())
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -> None:
     """Its end may be stored with what hands the log over: the log must be found all the same."""
     said, may_end, may_work = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -148,7 +159,7 @@ async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -
         return [HarnessAgent("boss", Slow(), subagents=[helper], workspace=tmp_path / "ws", general_purpose=False)]
 
     url = f"sqlite:///{tmp_path}/app.db"
-    async with Runtime.open(url, bosses(), on_close="leave") as first:
+    async with Runtime.open(url, bosses()) as first:
         gate = Gate(first.store, lambda batch: said.is_set())
         run = first.stream("boss", "go")
         await gate.reached.wait()  # rows are being stored, so the next write waits
@@ -166,12 +177,13 @@ async def test_a_run_that_ends_while_it_is_left_keeps_its_task(tmp_path: Path) -
     assert updates[-1] == TaskStatus.COMPLETED
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_log_whose_task_has_no_stored_end_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of a task that is stopped at the close of its runtime may not be written then."""
     desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
-    async with desk.open() as first:
+    async with desk.open(on_close="cancel") as first:
         run_id = (await first.run("boss", "wait", thread_id="t")).run_id
 
         async def refuse(*args: Any) -> None:
@@ -190,11 +202,12 @@ async def test_a_log_whose_task_has_no_stored_end_is_found_again(
         assert (await store.read_log(run_id)).ended
 
 
+@pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_what_waits_is_left_with_its_tasks(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     desk = Desk(tmp_path, url)
-    async with desk.open(on_close="leave") as first:
+    async with desk.open() as first:
         run_id = (await start(first, "wait ann")).run_id
     desk.let_tasks_end()
     async with desk.open() as second:
@@ -203,6 +216,7 @@ async def test_what_waits_is_left_with_its_tasks(request: pytest.FixtureRequest,
     assert desk.done == ["paid ann"]
 
 
+@pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("input", ["wait", "wait ann", "ask ann"])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_what_was_taken_over_is_handed_over_with_its_tasks(
@@ -211,11 +225,11 @@ async def test_what_was_taken_over_is_handed_over_with_its_tasks(
     """A run that another process started is not cancelled by the end of the one that continued it, nor are its tasks."""
     url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     desk = Desk(tmp_path, url)
-    async with desk.open(on_close="leave") as first:
+    async with desk.open() as first:
         run_id = (await first.run("boss", input, thread_id="t")).run_id
         own = (await first.run("boss", "wait", thread_id="own")).run_id
     for _ in range(2):
-        async with desk.open() as second:
+        async with desk.open(on_close="cancel") as second:
             assert await second.store.owner_of(run_id) is not None, "its task is taken up"  # type: ignore[attr-defined]
             mine = (await second.run("boss", "wait")).run_id
         async with desk.open(recover=False) as looking:
@@ -236,22 +250,212 @@ async def test_what_was_taken_over_is_handed_over_with_its_tasks(
         assert await last.store.open_logs() == []  # type: ignore[attr-defined]
 
 
-async def test_by_default_what_runs_is_cancelled(spot: Spot) -> None:
-    begun = asyncio.Event()
+async def held_run(runtime: Runtime, gate: Gated) -> Run:
+    """Start a run that calls a tool twice, and return when the first call is at work."""
+    run = runtime.stream("boss", "go")
+    await gate.begun.wait()
+    return run
+
+
+class Gated:
+    """An agent whose tool waits, and what its model and its tool have done."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.done = asyncio.Event(), asyncio.Event(), list[str]()
+
+    def agent(self) -> Agent:
+        @tool
+        async def stay(n: int) -> str:
+            """Wait."""
+            self.done.append(f"tool {n}")
+            self.begun.set()
+            await self.go.wait()
+            return f"stayed {n}"
+
+        def turn(request: ModelRequest) -> ScriptedTurn:
+            made = turn_of(request)
+            self.done.append(f"model {made}")
+            return call("stay", {"n": made}, id=f"c{made}") if made < 3 else say("done")
+
+        return Agent("boss", ScriptedModel(turn), tools=[stay])
+
+
+async def test_a_runtime_with_a_store_leaves_what_runs(spot: Spot) -> None:
+    gate = Gated()
+    async with Runtime.open(spot.url, [gate.agent()], lease=3600) as first:
+        run = await held_run(first, gate)
+        waiting = [asyncio.create_task(run.result()), asyncio.create_task(first.result(run.run_id))]
+        closed = asyncio.create_task(first.close(3600))
+        await let_others_run()
+        gate.go.set()
+        await closed
+    assert gate.done == ["model 1", "tool 1"], "nothing begins while it stops"
+    for asked in (*waiting, run.result(), first.result(run.run_id)):
+        with pytest.raises(RuntimeClosed, match="the next runtime that opens its store continues the run") as found:
+            await asked
+        assert pickle.loads(pickle.dumps(found.value)).run_id == run.run_id
+    async with Runtime.open(spot.url, [gate.agent()], lease=3600) as second:
+        assert (await second.result(run.run_id)).response == "done"
+        events = [event async for event in second.events(run.run_id)]
+    assert gate.done == ["model 1", "tool 1", "model 2", "tool 2", "model 3"], "each once"
+    assert [event.seq for event in events] == [*range(1, len(events) + 1)]
+    assert [event for event in events if event.kind == "error"] == []
+
+
+async def test_a_model_call_that_runs_is_paid_once(spot: Spot) -> None:
+    """Its answer is stored, and the call that it asks for does not begin."""
+    said, go, asked = asyncio.Event(), asyncio.Event(), list[int]()
+
+    class Slow:
+        name = "slow"
+
+        async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+            asked.append(turn_of(request))
+            said.set()
+            await go.wait()
+            turn = call("look", {}) if turn_of(request) == 1 else say("done")
+            async for chunk in ScriptedModel([turn]).stream(request):
+                yield chunk
+
+    looked = list[int]()
 
     @tool
-    async def stay() -> None:
-        """Take long."""
-        begun.set()
-        await asyncio.sleep(60)
+    async def look() -> str:
+        """Look."""
+        looked.append(1)
+        return "seen"
 
-    agent = Agent("boss", ScriptedModel([call("stay", {})]), tools=[stay])
-    async with Runtime.open(spot.url, [agent]) as runtime:
+    agents = [Agent("boss", Slow(), tools=[look])]
+    async with Runtime.open(spot.url, agents, lease=3600) as first:
+        run = first.stream("boss", "go")
+        await said.wait()
+        closed = asyncio.create_task(first.close(3600))
+        await let_others_run()
+        go.set()
+        await closed
+    assert (asked, looked) == ([1], [])
+    async with Runtime.open(spot.url, agents, lease=3600) as second:
+        assert (await second.result(run.run_id)).response == "done"
+    assert (asked, looked) == ([1, 2], [1])
+
+
+async def test_a_run_that_answers_while_it_is_left_ends_here(spot: Spot) -> None:
+    said, go = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        name = "slow"
+
+        async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+            said.set()
+            await go.wait()
+            yield TextChunk("done")
+
+    async with Runtime.open(spot.url, [Agent("boss", Slow())], lease=3600) as runtime:
         run = runtime.stream("boss", "go")
-        await begun.wait()
+        await said.wait()
+        closed = asyncio.create_task(runtime.close(3600))
+        await let_others_run()
+        go.set()
+        await closed
+    assert (await run.result()).response == "done"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("input", ["run", "task"])
+async def test_another_runtime_continues_what_was_left(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, input: str
+) -> None:
+    """It does not wait for its next look, which is after half a lease."""
+    url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    gate, desk = Gated(), Desk(tmp_path, url)
+    known = [gate.agent()] if input == "run" else []
+    async with Runtime.open(url, known or agents(tmp_path), lease=3600) as second:
+        first = Runtime.open(url, known or agents(tmp_path), lease=3600)
+        async with first:
+            if input == "run":
+                run_id = (await held_run(first, gate)).run_id
+            else:
+                run_id = (await first.run("boss", "wait", thread_id="t")).run_id
+            closed = asyncio.create_task(first.close(0 if input == "task" else 3600))
+            await let_others_run()
+            gate.go.set()
+            await closed
+        if input == "run":
+            assert (await second.result(run_id)).response == "done"
+        else:
+            desk.let_tasks_end()
+            assert await desk.task_ended(second, run_id) == TaskStatus.COMPLETED
+
+
+async def test_delegated_work_is_left_with_its_run(spot: Spot) -> None:
+    """A call that waits for a child runs nothing itself: the child counts."""
+    gate = Gated()
+    boss = Agent("lead", ScriptedModel(lead_turn), subagents=[gate.agent()])
+    async with Runtime.open(spot.url, [boss], lease=3600) as first:
+        run = first.stream("lead", "go")
+        await gate.begun.wait()
+        closed = asyncio.create_task(first.close(3600))
+        await let_others_run()
+        assert not closed.done(), "the tool of the child runs"
+        gate.go.set()
+        await closed
+    async with Runtime.open(spot.url, [boss], lease=3600) as second:
+        assert (await second.result(run.run_id)).response == "all done"
+    assert gate.done == ["model 1", "tool 1", "model 2", "tool 2", "model 3"]
+
+
+def lead_turn(request: ModelRequest) -> ScriptedTurn:
+    if turn_of(request) == 1:
+        return call("task", {"subagent_type": "boss", "description": "go"}, id="t1")
+    return say("all done")
+
+
+class Stop(Exception):
+    """The program of a user has failed."""
+
+
+@pytest.mark.parametrize("stop", [Stop, asyncio.CancelledError, KeyboardInterrupt])
+async def test_a_program_that_fails_cancels_what_runs(spot: Spot, stop: type[BaseException]) -> None:
+    gate, runs = Gated(), list[Run]()
+
+    async def work() -> None:
+        async with Runtime.open(spot.url, [gate.agent()]) as runtime:
+            runs.append(await held_run(runtime, gate))
+            raise stop
+
+    with pytest.raises(stop):
+        await work()
+    (run,) = runs
     assert (await run.result()).status is RunStatus.CANCELLED
-    async with Runtime.open(spot.url, [agent]) as runtime:
+    async with Runtime.open(spot.url, [gate.agent()]) as runtime:
         assert (await runtime.result(run.run_id)).status is RunStatus.CANCELLED
+
+
+@pytest.mark.parametrize("options", [{"on_close": "cancel"}, {}])
+async def test_what_cannot_be_left_is_cancelled(spot: Spot, options: dict[str, Any]) -> None:
+    gate = Gated()
+    async with Runtime.open(spot.url if options else "memory:", [gate.agent()], **options) as runtime:
+        run = await held_run(runtime, gate)
+    result = await run.result()
+    assert (result.status, result.error) == (RunStatus.CANCELLED, "the runtime was closed")
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_runtime_without_await_follows_the_same_rule(tmp_path: Path, fails: bool) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    desk = Desk(tmp_path, url)
+    with pytest.raises(Stop) if fails else nullcontext(), Runtime.open(url, agents(tmp_path)) as first:
+        run_id = first.run_sync("boss", "wait", thread_id="t").run_id
+        if fails:
+            raise Stop
+
+    async def ended() -> str:
+        async with desk.open() as second:
+            desk.let_tasks_end()
+            return await desk.task_ended(second, run_id)
+
+    assert asyncio.run(ended()) == (TaskStatus.CANCELLED if fails else TaskStatus.COMPLETED)
 
 
 def test_misuse(tmp_path: Path) -> None:

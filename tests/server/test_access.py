@@ -77,7 +77,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         return spawn if request.messages[-1].text == "keep" else say("kept")
 
     keeper = HarnessAgent("keeper", ScriptedModel(keep), filesystem=StoreFilesystem(url))
-    runtime = Runtime.open(url, agents=[boss(), speaker("x"), keeper])
+    runtime = Runtime.open(url, agents=[boss(), speaker("x"), keeper], recover=False)
     assert isinstance(runtime.store, SqlStore)
     runtime.store.__class__ = CountingStore
     tokens = TokenStore(runtime.store)

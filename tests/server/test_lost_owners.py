@@ -21,6 +21,7 @@ from ..waiting import expire_lease, until
 from .agents import Gate, boss, speaker
 from .serving import TOKEN, Received, serving
 
+pytestmark = pytest.mark.usefixtures("no_grace")
 RUNS = "/api/v1/runs"
 
 

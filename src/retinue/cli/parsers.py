@@ -47,14 +47,15 @@ that returns one of them.
 Whoever uses it sends a token: that of --token, or one of retinue tokens add. Without either, one is made and
 printed. Before an agent of a folder writes, edits or executes, its run waits for a decision of a client.
 
-SIGTERM and Ctrl-C let requests finish, and leave runs to the next process; a second one ends it at once.
+SIGTERM and Ctrl-C: no run begins a model call or a tool call any more, what runs may finish for --grace seconds, and
+the next process continues the runs; a second one ends it at once.
 docs/server.md says more.""",
     "worker": """\
 TARGET is a folder or MODULE:ATTR, as for retinue serve. Runs that were started with that engine, in any process,
 are done by any worker that serves their queue and has their agent.
 
-SIGTERM and Ctrl-C: it takes nothing more, lets running tool calls finish for --grace seconds, leaves the rest to
-other workers and exits with 0; a second one ends it at once. docs/scale.md says more.""",
+SIGTERM and Ctrl-C: no run begins a model call or a tool call any more, what runs may finish for --grace seconds, other
+workers continue the runs, and it exits with 0; a second one ends it at once. docs/scale.md says more.""",
     "demo": """\
 Five questions in one conversation about a small folder: the fourth goes to three sub-agents that the folder
 declares in Markdown, the last to one in the background. The model is the built-in offline:rules: rules, not a
@@ -144,7 +145,7 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
-    f"--tls-cert --tls-key --rate --max-streams --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
+    f"--tls-cert --tls-key --rate --max-streams --grace --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
     "worker": f"target --db --engine --queues --slots --lease --grace --metrics {_CONSENT} --model",
     "queues": "--db",
     "tokens add": "user --scopes --shared-files --db",
@@ -352,7 +353,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--follow": _flag("continue until the run has ended or waits"),
     "--grace": _value(
         "S",
-        "seconds in which running tool calls may finish when it is stopped (default: 10)",
+        "seconds in which model calls and tool calls may finish when it is stopped (default: 10)",
         type=seconds,
         default=10.0,
     ),

@@ -79,7 +79,7 @@ async def open_folder(args: argparse.Namespace) -> AsyncGenerator[Folder]:
     named: str | Model = model if store is None else model_name(args.model)
     own_model = named if args.model is not None or agent.model is None else None
     # Interrupted runs in the database belong to other folders: they are not recovered here.
-    runtime = Runtime([agent], store=store, recover=False)
+    runtime = Runtime([agent], store=store, recover=False, on_close="cancel")
     database = "" if args.db is None else f" --db {without_secrets(args.db)}"
     with as_misuse():
         await runtime.__aenter__()

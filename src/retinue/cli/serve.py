@@ -353,9 +353,9 @@ class _Server(NamedTuple):
                 shared_files=args.shared_files,
             )
             async with self._grpc(app):
-                await serve_app(app, self.listener, wait(), self.announce, tls=self.tls)
+                await serve_app(app, self.listener, wait(), self.announce, args.grace, self.tls)
         finally:
-            await self.runtime.close()
+            await self.runtime.close(args.grace)
 
     def _auth(self) -> Auth:
         from ..server import NoAuth, OneToken, ProxyHeader, StoredTokens

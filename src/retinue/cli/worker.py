@@ -30,7 +30,7 @@ _EXAMPLE = "postgresql://localhost/app"
 
 
 async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
-    """Work on runs until a signal comes; then let tool calls finish, and leave the rest to other workers."""
+    """Work on runs until a signal comes; then begin nothing more, let what runs finish, and leave the runs to others."""
     database_url(args, _EXAMPLE)
     runtime = make_runtime(args)
     worker = Worker(runtime, queues=args.queues.split(","), slots=args.slots, grace=args.grace)
@@ -54,7 +54,7 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
             await worker.run(stop, ready)
     finally:
         stopping.cancel()
-        await runtime.close()
+        await runtime.close(args.grace)
     return COMPLETED
 
 

@@ -118,6 +118,16 @@ class RunElsewhere(_FieldError):
     template = "run {run_id!r} is being worked on by {owner}: follow it with events(run_id), or ask again later"
 
 
+class RuntimeClosed(_FieldError):
+    """The runtime was closed before a run had ended. The run is stored, and the next process continues it."""
+
+    run_id: str
+    template = (
+        "the runtime was closed before run {run_id!r} had ended: the next runtime that opens its store continues the run, "
+        "and `await runtime.result({run_id!r})` there returns its result"
+    )
+
+
 class ThreadBusy(_FieldError):
     """Another run is active on the thread."""
 

@@ -95,11 +95,11 @@ class LogBatch(Struct, kw_only=True):
     left: Sequence[str] = ()
     """Held threads to release: no child of the log needs them any more."""
     released: bool = False
-    """The owner releases the log: its run waits for a human, or another process is to continue it."""
+    """The owner releases the log: another process is to continue it, with its open tasks, unless it `rests`."""
     ended: bool = False
     """The root has ended and no task is open. Implies `released`; the log cannot be claimed again."""
     rests: bool = False
-    """With `released`: there is no work until a wish is put into the inbox."""
+    """With `released`: its run waits for a human, so there is no work until a wish is put into the inbox."""
 
 
 class StoredLog(Struct, kw_only=True):
@@ -236,7 +236,7 @@ class Watch(Protocol):
 WISHES = "wishes"
 """The topic of all inboxes."""
 LEGS = "legs"
-"""The topic of legs that wait for a worker."""
+"""The topic of legs that wait for a worker, or for any process if no engine schedules them."""
 
 
 class EventStore(Protocol):
@@ -354,6 +354,10 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
         """Return the logs that have an owner or need one; with an id, only that log."""
+        ...
+
+    async def left_logs(self) -> list[OpenLog]:
+        """Return the logs that their owners have released for another process, and that no engine schedules."""
         ...
 
     async def put_wish(self, wish: Wish) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
@@ -72,9 +72,7 @@ class Slots:
 
     def below(self, limits: Limits | None) -> Slots:
         """The slots of a child with these limits: the same ones unless the limits are narrower."""
-        if limits is None or limits.parallel is UNSET or limits.parallel >= self.limit:
-            return self
-        return Slots(limits.parallel, self)
+        return self if limits is None or limits.parallel >= self.limit else Slots(limits.parallel, self)
 
     def take_now(self) -> bool:
         """Take a slot if one is free."""
@@ -158,6 +156,8 @@ class Execution:
         self.is_limited = is_limited(log.tree, state)
         self.was_interrupted = state.leg > 0 and state.status is RUNNING
         """True from a recovery until the loop has handled the interrupted turn."""
+        self.is_calling = False
+        """True while the loop runs the calls of a step, and does nothing else."""
         self.holding: set[str] = set()
         """The calls that have a slot."""
         self.asked_again: dict[str, set[int]] = {}

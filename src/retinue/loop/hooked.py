@@ -141,6 +141,8 @@ async def _run_after_hooks(
         case SetResult():
             outcome = _checked_outcome(made, intercept.result)
         case None:
+            if x.log.is_leaving:
+                await x.log.hold(x.run_id, made.id)
             x.log.append_private(Private(kind="entered", run_id=x.run_id, call_id=made.id))
             outcome = await _perform(x, bound, call, made, decision)
             fields["admitted"] = True

@@ -76,6 +76,10 @@ class LiveLog:
         self.results: dict[str, RunResult] = {}
         """The results of runs that worked here and ended or wait."""
         self.ended = self.lost = False
+        self.is_leaving = False
+        """True if nothing may begin here any more: another process continues the log (`leaving.py`)."""
+        self.held: dict[tuple[str, str], asyncio.Future[None]] = {}
+        """The runs, and calls of runs, that wait for the next owner, by run id and call id."""
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
         """The background tasks at work here, by id, each with the function that cancels it."""
         self.are_tasks_cancelled = False
@@ -226,9 +230,21 @@ class LiveLog:
         self.ended = True
         self._wake_followers()
 
+    async def hold(self, run_id: str, call_id: str = "") -> None:
+        """Let a run, or one call of it, wait for the next owner of the log. It ends only by a cancel."""
+        place = run_id, call_id
+        waiting = self.held[place] = asyncio.get_running_loop().create_future()
+        self._wake()
+        try:
+            await waiting
+        finally:
+            del self.held[place]
+
     def drop(self) -> None:
         """Stop appending: another process owns the log now."""
         self.lost = True
+        for waiting in self.held.values():
+            waiting.cancel()
         self.close()
 
     def release(self, task_id: str) -> None:

@@ -114,6 +114,8 @@ async def execute_call(x: Execution, placed: PlacedCall, owner: Agent) -> RunRes
 async def _outcome(x: Execution, placed: PlacedCall, owner: Agent) -> CallOutcome:
     call, was_begun = placed.call, x.state.step_open
     x.stop_if_cancelled()
+    if x.log.is_leaving:
+        await x.log.hold(x.run_id)
     try:
         bound = await prepare(x, call)
     except ToolError as exc:

@@ -42,6 +42,8 @@ from .turn import ask_model, continue_turn
 _log = logging.getLogger(__name__)
 
 SUSPENDED = Ending(RunStatus.SUSPENDED, "suspended")
+BEGINNINGS = ("open_step", "ask_model", "run_calls")
+"""The moves that begin work. A process that stops makes the others still, so that a run with its answer can end."""
 MAX_HANDOFFS = 8
 MAX_SAME_HANDOFFS = 2
 LONG_ANSWER = 100_000
@@ -59,12 +61,14 @@ async def run_loop(x: Execution) -> Ending:
         ending = None
         if log.widen is not None and x.is_limited:
             await widen_budget(x)
-        match next_move(run):
+        move = next_move(run)
+        if log.is_leaving and move in BEGINNINGS:
+            await log.hold(x.run_id)
+        match move:
             case "ask_model":
                 ending = await ask_model(x)
             case "run_calls":
-                if not _refuse_calls(x):
-                    await _run_calls(x)
+                await _make_calls(x)
             case "close_step":
                 ending = await _close_step(x)
             case "open_step":
@@ -109,6 +113,17 @@ def _check_budget(x: Execution) -> Ending | None:
         message = Message.user(said, id=x.next_message_id(), visibility=Visibility.INTERNAL)
         x.emit_error(said, f"limit:{limit.name}", Private(message=message, limit=limit.name))
     return None
+
+
+async def _make_calls(x: Execution) -> None:
+    """Run the calls of the step, unless they are refused."""
+    if _refuse_calls(x):
+        return
+    x.is_calling = True
+    try:
+        await _run_calls(x)
+    finally:
+        x.is_calling = False
 
 
 def _refuse_calls(x: Execution) -> bool:
@@ -167,6 +182,8 @@ async def _run_call(x: Execution, call: CallState) -> None:
         await slots.take()
     x.holding.add(made.id)
     try:
+        if x.log.is_leaving:
+            await x.log.hold(x.run_id, made.id)
         if x.has_hooks or call.status is not CALL_NEW:
             await run_hooked_call(x, call)
             return

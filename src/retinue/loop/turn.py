@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -198,6 +200,8 @@ def drop_answer(x: Execution) -> None:
 
 async def continue_turn(x: Execution) -> None:
     """Recover a turn whose process died: drop a partial answer, or finish the work that follows a complete one."""
+    if x.log.is_leaving:
+        await x.log.hold(x.run_id)
     run, x.was_interrupted = x.state, False
     if not run.step_open or run.jobs or run.ending is not None:
         return
@@ -233,6 +237,8 @@ async def ask_model(x: Execution) -> Ending | None:
     if x.is_limited and run.last_call is NO_USAGE and (ending := await _check_first_request(x, request)) is not None:
         return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
+    if x.log.is_leaving:  # hooks took their time
+        await x.log.hold(x.run_id)
     draft = await _stream(x, request)
     message, end, model = await draft.message(), draft.end, draft.end.model or x.model.name
     usage, stop = end.usage, None
@@ -317,11 +323,15 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
-    """Return the end of a turn with clean text."""
-    stop_reason, model = clean_text(end.stop_reason), end.model and clean_text(end.model)
-    if stop_reason is end.stop_reason and model is end.model:
+    """Return the end of a turn with clean text and valid numbers."""
+    usage, stop_reason, model = end.usage, clean_text(end.stop_reason), end.model and clean_text(end.model)
+    counts = msgspec.structs.astuple(usage)
+    if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is NaN if one of them is
+        named = msgspec.structs.asdict(usage)
+        usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
+    if usage is end.usage and stop_reason is end.stop_reason and model is end.model:
         return end
-    return replace(end, stop_reason=stop_reason, model=model)
+    return replace(end, stop_reason=stop_reason, model=model, usage=usage)
 
 
 async def _stream(x: Execution, request: ModelRequest) -> _Draft:

@@ -20,7 +20,15 @@ from ..core.backend import RunRequest
 from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
-from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, UnknownAgent
+from ..core.errors import (
+    ConfigurationError,
+    DecisionRefused,
+    RetinueError,
+    RunElsewhere,
+    RuntimeClosed,
+    StoreError,
+    UnknownAgent,
+)
 from ..core.events import RunFinished, RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
@@ -72,6 +80,12 @@ class Elsewhere:
         """Continue the runs whose owners are gone; return those that this process has taken over."""
         found = [await self._recover(log) for log in await self.owner.orphans()]
         return [run for run in found if run is not None]
+
+    async def recover_left(self) -> None:
+        """Continue the runs that their owners have left. One that cannot be continued here is not tried again at once."""
+        for log in await self._store.left_logs():
+            if log.log_id not in self._left_alone:
+                await self._recover(log)
 
     async def _recover(self, log: OpenLog) -> LiveRun | None:
         try:
@@ -154,7 +168,8 @@ class Elsewhere:
         except BaseException:
             if self._runs.get(log_id) is None:  # it cannot be continued here: others may try
                 with contextlib.suppress(RetinueError):
-                    await LogWriter(log_id, self._store, epoch).settle(released=True, rests=True)
+                    rests = self._runs.dispatcher is not None  # the engine tries again later
+                    await LogWriter(log_id, self._store, epoch).settle(released=True, rests=rests)
             raise
 
     def _agent(self, name: str, wishes: Sequence[Wish], tree: LogState | None = None) -> Agent:
@@ -367,12 +382,19 @@ class Elsewhere:
 
     async def result(self, run_id: str) -> RunResult:
         """Wait until a run has ended or is suspended, and return its result."""
-        with self._store.watch((await self._runs.record(run_id)).log_id or run_id) as watch:
-            while True:
-                record = await self._runs.record(run_id)
-                if record.result is not None:
-                    return self._runs.typed(record)
-                await watch.wait(LOOK_EVERY)
+        try:
+            with self._store.watch((await self._runs.record(run_id)).log_id or run_id) as watch:
+                while True:
+                    record = await self._runs.record(run_id)
+                    if record.result is not None:
+                        return self._runs.typed(record)
+                    if self._runs.is_closing:
+                        raise RuntimeClosed(run_id)
+                    await watch.wait(LOOK_EVERY)
+        except StoreError as exc:
+            if self._runs.is_closing:
+                raise RuntimeClosed(run_id) from exc
+            raise
 
     async def _last_leg(self, record: RunRecord) -> Opened:
         """Return the log of an answered run, and the number of the last event before its new leg."""

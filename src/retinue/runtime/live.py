@@ -22,6 +22,7 @@ from ..core.runs import RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..core.together import wait_for_first
 from ..loop.execution import Execution, close_run, result_of, start_leg
+from ..loop.leaving import is_idle
 from ..loop.log import LiveLog
 from ..loop.placed_call import execute_call
 from ..loop.run import execute_run, stop_run, stopped
@@ -267,7 +268,7 @@ class LiveRun:
             left=self.log.left_threads(ended=ended),
             ended=ended,
             released=idle,
-            rests=rests,
+            rests=idle and rests,  # one write may also hand the log over
         )
 
     def _close(self, ended: bool) -> None:
@@ -472,13 +473,25 @@ class LiveRun:
         if self.writer is not None:
             self.writer.on_lost = self.writer.on_stored = None
 
+    async def leave(self, grace: float) -> None:
+        """Begin nothing more, let what runs finish for `grace` seconds, and hand the run over as soon as nothing runs."""
+        log = self.log
+        log.is_leaving = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while not self.is_done and not is_idle(log):
+                    await log.changed()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stored(), GRACE)  # a run that has just ended is not handed over
+        if not self.is_done:
+            self.home.background.leave({self.run_id})
+            await self.hand_over()
+
     async def hand_over(self) -> None:
-        """Store all rows so far, stop, and leave the run to the next owner."""
+        """Store all rows so far, stop, and release the log for the next owner, with its open tasks."""
         if self.writer is not None and not self.writer.is_released:
-            # With open tasks the log keeps this owner, which is gone soon, so recovery finds it even if the run has ended.
-            released = not (self.log.tree.has_open_tasks() or self.may_wake)
             with contextlib.suppress(RetinueError, TimeoutError):
-                await asyncio.wait_for(self.writer.settle(released=released), GRACE)
+                await asyncio.wait_for(self.writer.settle(released=True), GRACE)
         self.lose()
 
     async def put_down(self) -> None:
@@ -488,8 +501,9 @@ class LiveRun:
         state = self.state
         if self.writer is None or self.writer.is_released or self.log.lost or state is None:
             return
-        # Else the log keeps its owner, and recovery finds it when the owner is gone.
-        idle = not (self.log.tree.has_open_tasks() or self.may_wake)
         with contextlib.suppress(RetinueError):
-            await self._store(idle, rests=state.waits)
+            if self.log.tree.has_open_tasks() or self.may_wake:  # the next owner continues them
+                await self.writer.settle(replies=self.pop_replies(), released=True)
+            else:
+                await self._store(True, rests=state.waits)
         self.is_done = True

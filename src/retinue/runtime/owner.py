@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
-from ..core.stores import WISHES, DurableStore, OpenLog, Wish
+from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, Wish
 from ..core.together import keep_doing, wait_for_first
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Owner:
         self._renewed = _now()
         self._poked = asyncio.Event()
         self._job: asyncio.Task[None] | None = None
-        self._recovering: asyncio.Task[None] | None = None
+        self._recovering: list[asyncio.Task[None]] = []
+        self.is_leaving = False
+        """True if this process stops: it claims nothing more, and leaves its logs to others."""
         self._closed = False
 
     def register(self) -> None:
@@ -86,6 +88,8 @@ class Owner:
 
     async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
         """Become the owner of a log that is free, or whose owner is gone; return the new epoch, or None if refused."""
+        if self.is_leaving:
+            return None
         self.register()
         owner = await self.store.owner_of(log_id) if log is None else log.owner
         is_stray = log is not None and owner == self.id and log_id not in self.logs
@@ -122,25 +126,45 @@ class Owner:
         self._suspects, self._strays = suspects, strays
         return found
 
-    def keep_recovering(self, recover: Callable[[], Awaitable[object]]) -> None:
-        """From time to time, continue runs whose owners are gone."""
-        work = keep_doing(recover, self.lease / 2, "looking for interrupted runs")
-        self._recovering = asyncio.create_task(work, name="retinue-recovery")
+    def keep_recovering(
+        self, recover: Callable[[], Awaitable[object]], recover_left: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Continue runs whose owners are gone, from time to time, and runs whose owners have left them, at once."""
+        looking = keep_doing(recover, self.lease / 2, "looking for interrupted runs")
+        watching = self._when_left(recover_left)
+        self._recovering = [asyncio.create_task(work, name="retinue-recovery") for work in (looking, watching)]
+
+    async def _when_left(self, recover_left: Callable[[], Awaitable[object]]) -> None:
+        with self.store.watch(LEGS) as watch:
+
+            async def next_time() -> None:
+                await watch.wait(self.lease / 2)
+                await recover_left()
+
+            await keep_doing(next_time, 0.0, "looking for runs that were left")
+
+    async def stop_recovering(self) -> None:
+        """Claim nothing more."""
+        self.is_leaving = True
+        jobs, self._recovering = self._recovering, []
+        for job in jobs:
+            job.cancel()
+        if jobs:
+            await asyncio.wait(jobs)
 
     def check_inboxes(self) -> None:
         """Make the heartbeat read the inboxes at once."""
         self._poked.set()
 
     async def stop_heartbeat(self) -> None:
-        """Stop renewing leases and recovering runs."""
+        """Stop renewing leases."""
         self._closed = True
-        jobs = [job for job in (self._job, self._recovering) if job is not None]
-        for job in jobs:
-            job.cancel()
-        if jobs:
-            await asyncio.wait(jobs)
+        if self._job is not None:
+            self._job.cancel()
+            await asyncio.wait({self._job})
 
     async def close(self) -> None:
+        await self.stop_recovering()
         await self.stop_heartbeat()
         _here.pop(self.id, None)
 

@@ -157,6 +157,7 @@ class LocalRuns:
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
+            log.is_leaving = self.owner.is_leaving
             log.earlier = partial(read_events, self, self.owner.store, writer.log_id)
         log.lend_slot = self.lend_slot
         return log
@@ -202,6 +203,11 @@ class LocalRuns:
 
     async def recover(self) -> list[Run]:
         return [] if self.elsewhere is None else [self.handle(run) for run in await self.elsewhere.recover()]
+
+    def keep_recovering(self) -> None:
+        """Continue runs whose processes end or leave them while this one works."""
+        if self.owner is not None and self.elsewhere is not None:
+            self.owner.keep_recovering(self.elsewhere.recover, self.elsewhere.recover_left)
 
     async def load(self, run_id: str) -> Run | None:
         run = await self.here(run_id)
@@ -372,21 +378,31 @@ class LocalRuns:
 
     # --- closing
 
-    async def close(self, grace: float, *, leave: bool) -> None:
-        """Stop the runs at work, or hand them over to other processes. Stored runs that wait stay as they are."""
+    async def leave(self, grace: float, *, only_adopted: bool = False) -> None:
+        """Begin nothing more; let what runs finish for `grace` seconds, and leave the runs to other processes."""
         self.is_closing = True
-        live = [run for run in self._live.values() if run.is_of_this_loop()]
-        left = [run for run in live if leave or run.is_adopted]
-        self.background.leave({run.run_id for run in left})
-        if leave and self.owner is not None:
-            await self.owner.stop_heartbeat()
-        await asyncio.gather(*[run.hand_over() for run in left], return_exceptions=True)
+        if self.owner is None:
+            return
+        left = [run for run in self._of_this_loop() if run.is_adopted or not only_adopted]
+        for run in left:
+            run.log.is_leaving = True
+        await self.owner.stop_recovering()
+        for problem in await asyncio.gather(*[run.leave(grace) for run in left], return_exceptions=True):
+            if isinstance(problem, RetinueError):
+                _log.error("a run could not be handed over: %s", problem)
+
+    async def close(self, grace: float, *, leave: bool) -> None:
+        """Stop the runs at work, or leave them to other processes. Stored runs that wait stay as they are."""
+        live, leaving = self._of_this_loop(), asyncio.create_task(self.leave(grace, only_adopted=not leave))
+        self.is_closing = True
         if not leave:
-            at_work = [run for run in live if not run.is_done and not (self.owner is not None and run.waits)]
+            own = [run for run in live if not (run.is_adopted or run.is_done)]
+            at_work = [run for run in own if self.owner is None or not run.waits]
             ends = [run.cancel("the runtime was closed", grace) for run in at_work]
             for end in await asyncio.gather(*ends, return_exceptions=True):
                 if isinstance(end, RetinueError):
                     _log.error("a run could not be ended as the runtime was closed: %s", end)
+        await leaving
         await self.background.close(grace)
         await self.backend.close(grace)
         jobs = [asyncio.create_task(run.put_down()) for run in live]
@@ -394,9 +410,12 @@ class LocalRuns:
             await asyncio.wait(jobs, timeout=grace)
         if self.owner is not None:
             await self.owner.close()
-            if left or any(run.writer is not None and not run.writer.is_released for run in live):
+            if any(run.writer is not None and not run.writer.is_released for run in live):
                 with contextlib.suppress(RetinueError):
                     await self.owner.store.renew(self.owner.id, 0.0)  # its logs can be claimed at once
+
+    def _of_this_loop(self) -> list[LiveRun]:
+        return [run for run in self._live.values() if run.is_of_this_loop()]
 
 
 async def _result_for(run: LiveRun, given: CancellationToken, timeout: float | None) -> RunResult:

@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
+from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, unique
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
@@ -83,7 +83,7 @@ class Runtime:
         recover: bool = True,
         lease: float = LEASE,
         retention: Retention | None = None,
-        on_close: OnClose = "cancel",
+        on_close: OnClose | None = None,
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
         clock: Callable[[], float] = time.time,
@@ -92,8 +92,8 @@ class Runtime:
 
         `recover`: continue runs whose processes have ended. `lease`: seconds without a sign of life after which a
         process counts as dead. `retention`: how long ended runs are kept; for ever if not given. `on_close`: with
-        "leave" and a store, runs at work stop where they are when the runtime is closed, and the next process
-        continues them. `backends`: execute the agents that name one of them. `engine`: "postgres" or
+        "leave", the default where a store outlives this process, runs at work stop when the runtime is closed, and the
+        next process continues them; with "cancel" they end. `backends`: execute the agents that name one of them. `engine`: "postgres" or
         "temporal://host:port/namespace": runs are done by workers (`retinue worker`), and this process needs neither
         agents nor models to start them.
         """
@@ -108,9 +108,10 @@ class Runtime:
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
         self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock)
-        self._recovers, self._retention, self._on_close = recover, retention, on_close
+        self._recovers, self._retention = recover, retention
+        self._on_close = on_close or ("cancel" if self._runs.owner is None else "leave")
         self._pruning: asyncio.Task[None] | None = None
-        if on_close not in ("cancel", "leave"):
+        if self._on_close not in ("cancel", "leave"):
             raise ConfigurationError(f"on_close is 'cancel' or 'leave', not {on_close!r}")
         if on_close == "leave" and self._runs.owner is None:
             raise ConfigurationError(
@@ -141,7 +142,7 @@ class Runtime:
         recover: bool = True,
         lease: float = LEASE,
         retention: Retention | None = None,
-        on_close: OnClose = "cancel",
+        on_close: OnClose | None = None,
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
         clock: Callable[[], float] = time.time,
@@ -178,13 +179,13 @@ class Runtime:
                 await runs.dispatcher.open()
             elif self._recovers:
                 await runs.recover()
-                runs.owner.keep_recovering(runs.recover)
+                runs.keep_recovering()
             if self._retention is not None:
                 self._pruning = self._prune(self._retention)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+        await self._close(GRACE, leave=exc[0] is None)
 
     def __enter__(self) -> Runtime:
         """Use the runtime without `await`, through `run_sync`, `stream_sync` and `resume_sync`."""
@@ -196,7 +197,7 @@ class Runtime:
         thread, twin = self._sync()
         self._thread = None
         try:
-            thread.call(twin._close_runs(GRACE))
+            thread.call(twin._close_runs(GRACE, leave=exc[0] is None))
             thread.call(self.close())
         finally:
             thread.close()
@@ -316,8 +317,7 @@ class Runtime:
             identity=identity,
             messages=as_input(input),
             seed=as_persisted(state),
-            # With an engine the worker, which has the agent, narrows its limits.
-            limits=limits if dispatcher is not None else limits_of_run(spec.limits, limits, over_network=False),
+            limits=limits if dispatcher is not None else limits or spec.limits,
             cancellation=CancellationToken(),
             context=context or {},
             model=model,
@@ -465,20 +465,32 @@ class Runtime:
     async def close(self, grace: float = GRACE) -> None:
         """Stop every run and start no more. Runs that wait for a human stay as they are if they are stored.
 
-        Runs at work end as cancelled; with `on_close="leave"` the next process that opens the store continues them.
+        With a store, no run at work begins a model call or a tool call any more. What runs may finish for `grace`
+        seconds, then the next process that opens the store continues the runs; `run.result()` raises RuntimeClosed.
+        Without a store, or with `on_close="cancel"`, runs at work end as cancelled. So do they if an exception or Ctrl-C
+        leaves `async with`.
         """
+        await self._close(grace, leave=True)
+
+    async def _close(self, grace: float, *, leave: bool) -> None:
+        """Close the runtime; with `leave`, leave its runs to the next process if `on_close` says so."""
         self._closed = True
         if self._thread is not None and self._twin is not None:
             thread, twin, self._thread = self._thread, self._twin, None
-            await asyncio.to_thread(thread.call, twin._close_runs(grace))
+            await asyncio.to_thread(thread.call, twin._close_runs(grace, leave=leave))
             await asyncio.to_thread(thread.close)
         try:
-            await self._close_runs(grace)
+            await self._close_runs(grace, leave=leave)
         finally:
             if self._runs.owner is not None:
                 await self._runs.owner.store.close()
 
-    async def _close_runs(self, grace: float) -> None:
+    async def _leave_runs(self, grace: float) -> None:
+        """Begin nothing more, and leave the runs to the next process if `on_close` says so. `close` does the rest."""
+        if self._on_close == "leave":
+            await self._runs.leave(grace)
+
+    async def _close_runs(self, grace: float, *, leave: bool) -> None:
         """Close everything but the store."""
         self._closed = True
         if self._pruning is not None:
@@ -486,7 +498,7 @@ class Runtime:
         try:
             if self._runs.dispatcher is not None:
                 await self._runs.dispatcher.close()
-            await self._runs.close(grace, leave=self._on_close == "leave")
+            await self._runs.close(grace, leave=leave and self._on_close == "leave")
         finally:
             await self._registry.close()
 

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
-from ..core.results import ToolCallStatus
 from ..core.together import keep_doing
-from ..loop.state import LogState
 from ..loop.tickets import Questions
 from ..storage.legs import Workers
 from .dispatch import check_queues
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DRAIN = 10.0
-"""Seconds in which tool calls may finish when a worker is stopped."""
+"""Seconds in which model calls and tool calls may finish when a worker is stopped."""
 
 
 class Worker:
@@ -70,10 +68,9 @@ class Worker:
         """The runs of the legs at work, by log."""
         runs.lend_slot = Waits(self.at_work, self.info.slots).waiting
         self._legs: set[asyncio.Future[LegEnd]] = set()
-        self.is_draining = False
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Work until `stop` is set, then let running tool calls finish and leave the rest to other workers."""
+        """Work until `stop` is set. Then begin nothing more, let what runs finish, and leave the runs to other workers."""
         self._owner.register()
         await self._beat()
         every = min(self.info.lease / 3, 5.0)
@@ -107,8 +104,8 @@ class Worker:
             run.on_done = lambda: None if done.done() else done.set_result(_end_of(run))
             if run.is_done and not done.done():
                 done.set_result(_end_of(run))
-            if self.is_draining:
-                await self._leave(run)
+            if self._owner.is_leaving:
+                await run.leave(self._grace)
             return await done
         except OwnershipLost:
             return "left"
@@ -128,36 +125,16 @@ class Worker:
         return LegStatus(agent=agent, step=state.step, questions=questions, is_ours=self._owner.is_fresh())
 
     async def _drain(self) -> None:
-        """Leave each run to other workers as soon as no tool call of it is at work, or when the grace period is over."""
-        self.is_draining = True
-        self._runs.background.leave(set(self.at_work))
-        leaving = [asyncio.create_task(self._leave(run)) for run in list(self.at_work.values())]
+        """Leave each run to other workers as soon as nothing of it runs here, or when the grace period is over."""
+        self._owner.is_leaving = True
+        leaving = [asyncio.create_task(run.leave(self._grace)) for run in list(self.at_work.values())]
         if leaving or self._legs:  # some legs may just be starting
             await asyncio.wait({*leaving, *self._legs})
             with contextlib.suppress(RetinueError):
-                await self._owner.store.renew(self._owner.id, 0.0)  # its logs can be claimed at once
-
-    async def _leave(self, run: LiveRun) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._grace):
-                while not run.is_done and is_calling(run.log.tree):
-                    await run.log.changed()
-        if not run.is_done:
-            await run.hand_over()
+                await self._owner.store.renew(self._owner.id, 0.0)  # logs that could not be released
 
 
 def _end_of(run: LiveRun) -> LegEnd:
     if run.log.lost or run.state is None:
         return "left"
     return "ended" if run.state.is_over else "waits"
-
-
-def is_calling(tree: LogState) -> bool:
-    """Return whether a tool is at work here; a call that waits for a child counts only through that child."""
-    for run in list(tree.runs.values()):
-        for call in () if run.is_over else run.open():
-            children = [tree.runs.get(ref.run_id) for ref in call.children.values()]
-            waits_for_child = any(child is not None and not child.is_over for child in children)
-            if call.status is ToolCallStatus.RUNNING and not waits_for_child and not call.placed:
-                return True
-    return False

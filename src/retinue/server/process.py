@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError
 from .service import Service
 
 GRACE = 10.0
-"""Seconds in which requests may finish once the server is told to end."""
+"""Seconds in which requests, model calls and tool calls may finish once the server is told to end."""
 MAX_HEAD = 64 * 1024
 """Bytes of the address and the headers of a request; a whole packet more may be read."""
 HEAD_SECONDS = 30.0
@@ -165,7 +165,10 @@ async def serve(
     grace: float = GRACE,
     tls: Tls | None = None,
 ) -> None:
-    """Serve an application until `stop` is done; then let requests finish, and streams connect elsewhere."""
+    """Serve an application until `stop` is done. Then let requests finish and streams connect elsewhere, and leave the runs.
+
+    The runs begin nothing more from then on, also while requests finish. The caller closes the runtime.
+    """
     config = uvicorn.Config(
         app, http=HttpProtocol, ws="websockets-sansio", ws_max_size=_MAX_MESSAGE, log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=max(1, round(grace)),
@@ -178,10 +181,12 @@ async def serve(
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         service.close()
+        leaving = asyncio.create_task(service.runtime._leave_runs(grace))  # pyright: ignore[reportPrivateUsage]  # not for callers
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await service.finish_requests()
         server.should_exit = True
         await serving
+        await leaving
     finally:
         stopping.cancel()

@@ -30,7 +30,7 @@ from ..core.rows import LogRow, Private
 from ..core.stores import LEGS, LogBatch, StoredLog
 from .database import ConditionFailed, Link
 from .schema import DELTAS_KIND, ROWS_KIND
-from .writes import OWNED, TAKEN_OVER, leave_threads, make_due, run_write, thread_write
+from .writes import OWNED, POSTGRES, TAKEN_OVER, leave_threads, make_due, run_write, thread_write
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
 """The rows and bytes that fill a pack."""
@@ -206,7 +206,9 @@ class BatchWrite:
             rests = ", turn = NULL, due_at = NULL"
             owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
         elif batch.released:  # the next worker takes it before new legs
-            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER} WHERE {where} RETURNING 1"
+            # A turn says that there is work: without an engine, any process continues it.
+            turn = f"CASE WHEN engine IS NULL OR engine = '{POSTGRES}' THEN COALESCE(turn, 0) ELSE turn END"
+            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER}, turn = {turn} WHERE {where} RETURNING 1"
         else:
             owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
         link.require(owned, *values)

@@ -58,6 +58,11 @@ _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
 _RUN = "identity, started_at, result, status, run_id, log_id"
 _HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
 """A log that has ended holds no thread."""
+_LEFT = (
+    "SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM logs JOIN runs ON run_id = logs.log_id "
+    "WHERE owner IS NULL AND turn IS NOT NULL AND queue IS NULL AND ended = 0"
+)
+"""The logs without an engine that have work and no owner."""
 _ALL, _NEWEST = 2**62, (float("inf"), "")
 """The limit and the place of a list that has none."""
 
@@ -342,15 +347,22 @@ class SqlStore:
         return {log_id for (log_id,) in renewed}
 
     async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
-        only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id, log_id))
+        only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id,) * 3)
         query = (
             f"SELECT log_id, owner, epoch, lease_until, {IS_EXPIRED}, engine FROM logs WHERE owner IS NOT NULL{only} "
             "UNION ALL SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM runs JOIN logs "
-            f"ON logs.log_id = run_id WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only}"
+            f"ON logs.log_id = run_id WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only} "
+            f"UNION ALL {_LEFT} AND status NOT IN ('running', 'queued'){only}"  # they have open tasks
         )
+        return await self._open_logs(query, *given)
+
+    async def left_logs(self) -> list[OpenLog]:
+        return await self._open_logs(_LEFT)
+
+    async def _open_logs(self, query: str, *values: Any) -> list[OpenLog]:
         return [
             OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired), engine)
-            for log_id, owner, epoch, lease_until, expired, engine in await self.database.rows(query, *given)
+            for log_id, owner, epoch, lease_until, expired, engine in await self.database.rows(query, *values)
         ]
 
     async def put_wish(self, wish: Wish) -> None:

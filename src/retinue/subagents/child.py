@@ -33,7 +33,6 @@ from ..core.runs import (
     RunResult,
     RunStatus,
     check_limits,
-    limits_of_run,
     unique,
 )
 from ..core.state import PersistedState, Seed, as_persisted
@@ -90,7 +89,7 @@ async def run_child_agent(
         identity=identity,
         messages=said,
         seed=given,
-        limits=limits_of_run(plan.agent.limits, limits, over_network=False),
+        limits=limits or plan.agent.limits,
         cancellation=cancellation or CancellationToken(),
         context=parent.context,
         model=model,

@@ -79,7 +79,7 @@ class TaskService:
         self._closing = False
         self.watchers: dict[str, Callable[[TaskRecord], Awaitable[None]]] = {}
         """For each agent: watches a remote task of it whose process is gone."""
-        self._left: Collection[str] = ()
+        self._left = set[str]()
         """The logs whose tasks are left to others."""
 
     async def start(
@@ -197,7 +197,7 @@ class TaskService:
 
     def leave(self, logs: Collection[str]) -> None:
         """Leave the tasks of these logs as they are: the next owner of the logs continues them."""
-        self._left = logs
+        self._left.update(logs)
 
     def _is_left(self, task: LocalTask) -> bool:
         """Return whether a task is left to the next owner of its log."""

@@ -222,19 +222,27 @@ class DurableStoreSuite(ThreadSuite):
         assert await store.renew("p3", LONG) == set()
 
     async def check_logs_that_need_an_owner_are_listed(self, store: DurableStore, other: DurableStore) -> None:
-        for run_id in ("left", "waits", "done"):
+        for run_id in ("left", "waits", "done", "tasks"):
             await begin(store, stored_run(run_id, thread_id=run_id))
         await begin(store, stored_run("queued", 2.0, thread_id="left"), when_busy="enqueue")
         waits = stored_run("waits", 1.0, RunStatus.SUSPENDED, thread_id="waits")
-        await store.write(LogBatch(log_id="waits", epoch=1, runs=[waits], released=True))
+        await store.write(LogBatch(log_id="waits", epoch=1, runs=[waits], released=True, rests=True))
         await store.write(ended_run("done", thread_id="done"))
+        has_tasks = stored_run("tasks", 1.0, RunStatus.COMPLETED, thread_id="tasks")
+        await store.write(LogBatch(log_id="tasks", epoch=1, runs=[has_tasks]))
+        assert await other.left_logs() == []
+        await store.write(LogBatch(log_id="tasks", epoch=1, released=True))
         for run_id in ("left", "queued"):
             await store.write(LogBatch(log_id=run_id, epoch=1, released=True))
         found = sorted(await other.open_logs(), key=lambda log: log.log_id)
-        assert [(log.log_id, log.owner) for log in found] == [("left", None), ("queued", None)]
+        names = ["left", "queued", "tasks"]
+        assert [(log.log_id, log.owner) for log in found] == [(name, None) for name in names]
+        assert sorted(await other.left_logs(), key=lambda log: log.log_id) == found
         assert await other.open_logs("left") + await other.open_logs("waits") == found[:1]
-        assert await other.claim("left", "p2", LONG) == 2
-        assert await other.claim("queued", "p2", LONG) == 2
+        assert await other.open_logs("tasks") == found[2:]
+        for name in names:
+            assert await other.claim(name, "p2", LONG) == 2
+        assert await store.left_logs() == []
 
     async def check_wishes_wait_for_a_reply(self, store: DurableStore, other: DurableStore) -> None:
         await begin(store, stored_run("r1"))
