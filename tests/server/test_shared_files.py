@@ -14,6 +14,7 @@ from retinue import Agent, ConfigurationError, HarnessAgent, Runtime
 from retinue.server import OneToken, ProxyHeader, StoredTokens, TokenStore, User, create_app
 from retinue.server.auth import NoAuth
 from retinue.storage.sql import SqlStore
+from retinue.storage.stores import sql_store
 from retinue.stores import StoreFilesystem
 from retinue.testing import ScriptedModel, call, say
 from retinue.workspace import SandboxFilesystem
@@ -117,6 +118,20 @@ async def command(*words: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(PYTHON, "-m", "retinue", *words, stdout=PIPE, stderr=PIPE, cwd=ROOT)
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+async def test_servers_that_start_at_once_note_the_same_folder(postgres_url: str) -> None:
+    stores = [sql_store(postgres_url, "a test") for _ in range(4)]
+    try:
+        for store in stores:
+            await store.open()
+        await asyncio.gather(*[TokenStore(store).note_one_user_files("here") for store in stores])
+        assert await TokenStore(stores[0]).one_user_files() == "here"
+        await TokenStore(stores[0]).note_one_user_files(None)
+        assert await TokenStore(stores[1]).one_user_files() is None
+    finally:
+        for store in stores:
+            await store.close()
 
 
 async def test_a_folder_is_served_to_one_user_unless_its_files_are_shared(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class TokenStore:
         def note(link: Link) -> None:
             link.run("DELETE FROM one_user_files")
             if place is not None:
-                link.run("INSERT INTO one_user_files (place) VALUES (?)", place)
+                link.run("INSERT INTO one_user_files (place) VALUES (?) ON CONFLICT DO NOTHING", place)
 
         if await self.one_user_files() != place:
             await self._database.write(note)
