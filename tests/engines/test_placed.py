@@ -78,10 +78,11 @@ async def test_a_call_id_of_the_run_above_is_replaced_and_the_answer_finds_its_c
     async with two_workers(site), site.client() as client:
         run = client.stream("namesake", "three coins")
         waiting = await run.result()
-        ((call_id, ticket),) = waiting.suspended.items()
-        assert (ticket.path, re.sub("_[0-9a-f]{8}$", "", call_id)) == (("pay_1", call_id), "pay_1")
+        ((name, ticket),) = waiting.suspended.items()
+        (above, call_id), shown = ticket.path, name.split("/")
+        assert (above, re.sub("_[0-9a-f]{8}$", "", call_id), shown) == ("pay_1", "pay_1", [above, call_id])
         assert call_id != "pay_1"
-        result = await client.resume(run.run_id, {call_id: Decision.approve()})
+        result = await client.resume(run.run_id, {name: Decision.approve()})
         assert result.status is RunStatus.COMPLETED, result
         events = [event for event in await events_of(client, run.run_id) if event.ns == ("tools:pay_1",)]
         assert {getattr(event, "call_id", call_id) for event in events} == {call_id}
