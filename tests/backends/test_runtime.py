@@ -28,6 +28,7 @@ from retinue import (
     Runtime,
     StateKey,
     ToolContext,
+    Usage,
     run_child_agent,
     tool,
 )
@@ -121,6 +122,21 @@ async def test_usage_and_steps_add_up_and_count_against_limits() -> None:
     assert len(stage.given) == 3, "its tokens are not counted"
     assert result.usage.input_tokens >= 300
     assert result.termination == "limit:tokens"
+
+
+async def test_a_backend_cannot_give_back_what_was_used() -> None:
+    backend = ExampleBackend(None)
+    backend.usage = Usage(requests=-5, input_tokens=-(10**9), cost=-1e6)
+    spent = Usage(requests=1, input_tokens=100)
+    stage = Stage(
+        lambda ctx: ctx.run_child("far", "echo hello"),
+        backend=backend,
+        turns=lambda request: [say("", usage=spent), call("delegate")],
+    )
+    result = await stage.run(limits=Limits(tokens=700))
+    assert (result.termination, len(stage.given)) == ("limit:tokens", 4)
+    assert {outcome.usage for outcome in stage.given} == {Usage()}
+    assert (result.usage.cost, result.usage.requests) == (0, 5)
 
 
 @pytest.mark.parametrize(("limits", "says"), [({"children": 2}, "may start 2 children"), ({"depth": 0}, "0 deep")])

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from retinue import Agent, Decision, HarnessAgent, ParentContext, RunStatus, Runtime, run_child_agent, tool
+from retinue import (
+    Agent,
+    Decision,
+    HarnessAgent,
+    Limits,
+    ParentContext,
+    RunResult,
+    RunStatus,
+    Runtime,
+    run_child_agent,
+    tool,
+)
 from retinue.core.context import ToolContext
 from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownRun
 from retinue.core.model import ModelRequest
@@ -58,6 +69,32 @@ async def test_what_is_given_reaches_the_worker(site: Site) -> None:
         result = await client.run("looker", "go", user_id="ann", context={"tenant": "t1"}, thread_id="talk")
         assert (result.status, result.thread_id) == (RunStatus.COMPLETED, "talk")
     assert seen == [("t1", "ann")]
+
+
+async def test_a_client_narrows_the_limits_that_only_the_worker_knows(site: Site) -> None:
+    """What the client leaves unset stays with the worker's agent."""
+
+    @tool
+    def work() -> str:
+        """Work."""
+        return "worked"
+
+    def turn(request: ModelRequest) -> ScriptedTurn:
+        return call("work", {})
+
+    agent = Agent("spender", ScriptedModel(turn), tools=[work], limits=Limits(steps=3))
+    async with site.worker([agent]), site.client() as client:
+        for given, steps in ((None, 3), (Limits(), 3), (Limits(steps=50, children=1_000), 3), (Limits(steps=2), 2)):
+            result = await client.run("spender", "go", limits=given)
+            assert (result.termination, result.steps) == ("limit:steps", steps), given
+        await client.schedule("spender", "go", at=datetime.now(), thread_id="planned")
+
+        async def planned() -> RunResult | None:
+            found = await client.store.list_runs(thread_id="planned")
+            return found[0].result if found else None
+
+        result = await until(planned)
+        assert (result.termination, result.steps) == ("limit:steps", 3)
 
 
 async def test_children_are_followed_by_their_handles(site: Site) -> None:

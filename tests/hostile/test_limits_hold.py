@@ -22,6 +22,7 @@ from retinue.testing import ScriptedModel, call, say
 from tests.effort import share
 from tests.models.server import Reply, serving
 from tests.models.test_conformance import connect
+from tests.waiting import let_others_run
 
 SOON = Limits(seconds=0.2)
 HOURS = 3600 * 5
@@ -176,6 +177,30 @@ async def test_a_child_has_a_limit_of_its_own(place: str) -> None:
         result = await runtime.run("a", "go", limits=Limits(seconds=HOURS))
     assert (result.status, result.response) == (RunStatus.COMPLETED, "went on")
     assert "the limit on seconds is reached" in result.messages[2].text
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["of its agent", "given with the call"])
+async def test_the_time_of_a_child_begins_with_the_child(place: str, is_given: bool) -> None:
+    """Its clock starts with its first event, also where the time since 1970 is more than its limit."""
+
+    async def answer(request: object) -> Any:
+        await let_others_run()  # a timer that is over ends the child meanwhile
+        return say("done")
+
+    hours = Limits(seconds=HOURS)
+    child = Agent("child", ScriptedModel(answer), limits=Limits() if is_given else hours)
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        outcome = await ctx.run_child(child, "go", limits=hours if is_given else None)
+        return outcome.response or str(outcome.error)
+
+    async with Runtime.open(
+        place, [Agent("a", ScriptedModel([call("delegate"), say("ok")]), tools=[delegate])]
+    ) as runtime:
+        result = await runtime.run("a", "go")
+    assert (result.messages[2].text, result.response) == ("done", "ok")
 
 
 async def test_a_timeout_ends_a_child_whose_model_drips(place: str) -> None:

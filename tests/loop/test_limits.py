@@ -160,13 +160,20 @@ async def test_what_a_child_has_spent_leaves_one_last_answer(listens: bool) -> N
     assert (result.status, result.termination) == ends
 
 
-async def test_limits_of_the_run_win_over_the_agents() -> None:
-    model = ScriptedModel([call("work"), say("ok")])
-    agent = Agent("a", model, tools=[work], limits=Limits(steps=0))
-    result = await Runtime([agent]).run("a", "go", limits=Limits())
-    assert result.response == "ok"
-    result = await Runtime([agent]).run("a", "go")
-    assert result.termination == "limit:steps"
+@pytest.mark.parametrize(
+    ("own", "given", "holds"),
+    [
+        (Limits(steps=3), None, 3),
+        (Limits(steps=3), Limits(), 3),
+        (Limits(steps=3), Limits(steps=50, tokens=10**9), 3),
+        (Limits(steps=3), Limits(steps=2), 2),
+        (Limits(), Limits(steps=2), 2),
+    ],
+)
+async def test_a_caller_can_only_narrow_the_limits_of_an_agent(own: Limits, given: Limits | None, holds: int) -> None:
+    model = ScriptedModel([call("work")] * 9)
+    result = await Runtime([Agent("a", model, tools=[work], limits=own)]).run("a", "go", limits=given)
+    assert (result.termination, result.steps) == ("limit:steps", holds)
 
 
 def test_nonsense_limits_are_refused() -> None:

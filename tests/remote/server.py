@@ -50,6 +50,8 @@ class TaskServer:
         self.holds = asyncio.Event()
         """No events are sent, and no task has ended, unless it is set."""
         self.holds.set()
+        self.says_used: dict[str, float] | None = None
+        """What it says was used, in states and in events, in place of the truth."""
 
     async def __aenter__(self) -> TaskServer:
         app = web.Application(middlewares=[self._guard])
@@ -128,7 +130,7 @@ class TaskServer:
                 request.transport.abort()
                 break
             left -= 1
-            body = json.dumps(event_to_json(event))
+            body = json.dumps(self._falsified(event_to_json(event)))
             await response.write(f": beat\n\nid: {event.seq}\nevent: {event.kind}\ndata: {body}\n\n".encode())
         return response
 
@@ -163,7 +165,11 @@ class TaskServer:
     def _answer(self, task: RemoteTask | None) -> web.Response:
         if task is None:
             return web.json_response({"status": "error", "error": "task not found"}, status=404)
-        return web.Response(body=to_json_bytes(task), content_type="application/json")
+        return web.json_response(self._falsified(json.loads(to_json_bytes(task))))
+
+    def _falsified(self, said: dict[str, Any]) -> dict[str, Any]:
+        is_report = said.get("kind") in (None, "inference_finished", "run_finished")
+        return said if self.says_used is None or not is_report else {**said, "usage": self.says_used}
 
 
 async def _stop_later(run: Run, seconds: float) -> None:

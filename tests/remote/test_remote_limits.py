@@ -145,6 +145,36 @@ async def test_a_server_that_ignores_limits_is_stopped_when_they_are_passed() ->
         assert result.usage.tokens >= 1_000
 
 
+@pytest.mark.parametrize("has_events", [True, False], ids=["with events", "with states only"])
+@pytest.mark.parametrize("used", [{"input_tokens": -(10**9), "cost": -1e6}, {"input_tokens": -1, "requests": -(10**9)}])
+async def test_a_server_cannot_give_back_what_a_tree_has_used(used: dict[str, float], has_events: bool) -> None:
+    """The lead would delegate for ever; the server says each time that less than nothing was used."""
+    async with Runtime([working(2)]) as far, TaskServer(far, has_events=has_events) as server:
+        server.says_used = used
+        stub = RemoteSubagentStub("worker", url=server.url)
+        ask = [say("", usage=SPENT), call("task", {"subagent_type": "worker", "description": "go"})]
+        lead = Agent("lead", ScriptedModel(lambda request: ask), subagents=[stub])
+        async with Runtime([lead]) as runtime:
+            run = runtime.stream("lead", "go", limits=Limits(tokens=1_000))
+            events = [event async for event in run]
+            result = await run.result()
+    assert (result.termination, len(server.submissions)) == ("limit:tokens", 7)
+    assert 700 <= result.usage.tokens <= 1_000
+    spent = [event.usage for event in events if isinstance(event, InferenceFinished | RunFinished)]
+    assert min(min(one.tokens, one.requests, one.cost) for one in spent) >= 0
+
+
+async def test_a_server_that_says_it_used_everything_ends_the_tree_and_not_its_log(tmp_path: Path) -> None:
+    async with Runtime([working(2)]) as far, TaskServer(far, has_events=True) as server:
+        server.says_used = {"input_tokens": 10**18, "cached_tokens": 2**63 - 1, "cost": 1e300}
+        lead = delegating("lead", RemoteSubagentStub("worker", url=server.url))
+        async with Runtime.open(f"sqlite:///{tmp_path}/db", [lead]) as runtime:
+            result = await runtime.run("lead", "go", limits=Limits(tokens=1_000))
+            stored = await runtime.result(result.run_id)
+    assert (stored.usage.input_tokens, stored.usage.cost) == (2**53, 2**53), "sums stay exact in JSON"
+    assert stored == result
+
+
 async def test_children_of_a_remote_run_count_in_the_tree() -> None:
     below = Agent("below", ScriptedModel(lambda request: say("done")))
     async with Runtime([delegating("middle", below)]) as far, TaskServer(far, has_events=True) as server:

@@ -13,6 +13,7 @@ from retinue import (
     ConfigurationError,
     Decision,
     DecisionRefused,
+    Limits,
     Plugin,
     Registrar,
     RunStatus,
@@ -213,3 +214,44 @@ async def test_the_state_at_every_event_is_there(url: str) -> None:
         assert last.values == {"travel.count": 1}, "private state is there, too"
         with pytest.raises(ConfigurationError, match="has events 1 to"):
             await runtime.state_at(waiting.run_id, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "steps", "children"),
+    [
+        (Limits(steps=5), Limits(steps=99), 5, 256),
+        (Limits(steps=5), Limits(children=300), 5, 300),
+        (Limits(), Limits(steps=5), 5, 256),
+        (Limits(children=7, steps=9), Limits(steps=5), 5, 7),
+    ],
+)
+async def test_a_fork_and_a_later_process_have_the_limits_of_the_run(
+    own: Limits, given: Limits, steps: int, children: int, tmp_path: Path
+) -> None:
+    """Those that nobody set, too: they are neither lost nor tightened on the way through the store."""
+
+    @tool
+    async def ask(ctx: ToolContext) -> Any:
+        """Ask once."""
+        return "answered" if ctx.resume_input is not None else ToolResult.suspended("go on?")
+
+    def turn(request: Any) -> Any:
+        return call("ask", {}, id=f"c{len(request.messages)}")
+
+    agent, place = Agent("asker", ScriptedModel(turn), tools=[ask], limits=own), f"sqlite:///{tmp_path}/db"
+    async with Runtime.open(place, [agent]) as runtime:
+        run = runtime.stream("asker", "go", limits=given)
+        at = (await run.result()) and [event.seq async for event in run][-1]
+    ends: list[tuple[str, int]] = []
+    async with Runtime.open(place, [agent]) as runtime:
+        forked = await runtime.fork(run.run_id, at=at)
+        for result in (await runtime.result(run.run_id), await runtime.result(forked.run_id)):
+            found = result
+            while found.status is RunStatus.SUSPENDED:
+                found = await runtime.resume(found.run_id, {next(iter(found.suspended)): Decision.resume("yes")})
+            last = [event.seq async for event in runtime.events(found.run_id)][-1]
+            limits = (await runtime.state_at(found.run_id, last)).request.limits
+            assert limits is not None
+            assert (limits.depth, limits.children, limits.parallel) == (3, children, 32)
+            ends.append((found.termination, found.steps))
+    assert ends == [("limit:steps", steps)] * 2

@@ -653,6 +653,32 @@ async def test_depth_children_and_parallel_are_limits_of_the_tree() -> None:
     assert "[limit:children] this tree may start 1 children" in (refused.response or "")
 
 
+@pytest.mark.parametrize(
+    ("own", "given", "steps"), [(3, None, 3), (3, Limits(), 3), (3, Limits(steps=9), 3), (3, Limits(steps=2), 2)]
+)
+async def test_limits_given_with_a_call_only_narrow_those_of_the_child(
+    own: int, given: Limits | None, steps: int
+) -> None:
+    @tool
+    async def work() -> str:
+        """Work."""
+        return "worked"
+
+    child = Agent("child", ScriptedModel(lambda request: call("work")), tools=[work], limits=Limits(steps=own))
+    outcomes: list[RunResult] = []
+
+    @tool
+    async def go(ctx: ToolContext) -> str:
+        """Run the child in both ways."""
+        outcomes.append(await ctx.run_child(child, "go", limits=given))
+        outcomes.extend(await ctx.run_children([Child(child, "go", limits=given)]))
+        return "ok"
+
+    agent = Agent("agent", ScriptedModel([call("go"), say("done")]), tools=[go])
+    await Runtime([agent]).run("agent", "go", limits=Limits(steps=100))
+    assert [(one.termination, one.steps) for one in outcomes] == [("limit:steps", steps)] * 2
+
+
 async def test_parallel_holds_for_the_whole_tree_and_cannot_wait_for_itself() -> None:
     busy = Busy(0.002)
 

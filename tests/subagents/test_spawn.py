@@ -378,7 +378,7 @@ async def test_a_fourth_level_is_refused_also_through_factories(tmp_path: Path) 
         )
 
     sink = RecordingSink()
-    result = await Runtime([nested()]).run("nested", "go", sinks=[sink], limits=Limits())
+    result = await Runtime([nested()]).run("nested", "go", sinks=[sink], limits=Limits(depth=3))
     assert result.response == "Error: Maximum spawn depth exceeded (max=3)"
     assert [len(event.ns) for event in sink.of("run_started")] == [0, 1, 2, 3]
     narrower = await Runtime([nested()]).run("nested", "go", limits=Limits(depth=1))

@@ -34,7 +34,7 @@ from ..core.events import (
 )
 from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, NO_USAGE, REMOTE_KEY, Limits, RunResult, RunStatus
+from ..core.runs import REMOTE_KEY, Limits, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
 from ..loop.budget import deadline, exceeded, limit_reached
@@ -295,7 +295,7 @@ class ForeignRun:
         """True if events of background tasks elsewhere may be in the log."""
         self.sent = request
         """The request as the backend has it."""
-        self.limits = None if request.limits is DEFAULT_LIMITS else request.limits
+        self.limits = request.limits
         """Its own, beside those of the runs above."""
         self._is_counted = ref is None
         if self._is_counted:
@@ -368,8 +368,11 @@ class ForeignRun:
             return result
         asked = [replace(ticket, path=local_path(run, ticket.path)) for ticket in result.suspended.values()]
         tickets = tuple(asked) or run.tickets if result.status.is_waiting else ()
-        usage = run.total if result.usage == NO_USAGE else result.usage
-        result = replace(result, usage=usage, suspended={"/".join(ticket.path): ticket for ticket in tickets})
+        result = replace(
+            result,
+            usage=result.usage.at_least(run.total),  # its events may have said more
+            suspended={"/".join(ticket.path): ticket for ticket in tickets},
+        )
         log.results[run.run_id] = result
         said = ()
         if (answer := _answer(result)) is not None and not tickets:

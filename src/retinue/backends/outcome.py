@@ -12,7 +12,7 @@ from ..core.backend import RunRequest
 from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
-from ..core.runs import RunResult, RunStatus
+from ..core.runs import RunResult, RunStatus, bounded
 from ..core.state import PersistedState
 from .local import LAST_MOMENT
 
@@ -71,9 +71,11 @@ def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
 
 def _checked(given: Any, request: RunRequest) -> RunResult:
     """Return the result of a backend under the ids that the run has here; a failed one if it cannot end the run."""
+    identity = request.identity
     try:
-        convert(given, RunFinished, from_attributes=True)
-        return replace(given, run_id=request.identity.run_id, thread_id=request.identity.thread_id)
+        end = convert(given, RunFinished, from_attributes=True)
+        steps = bounded(end.steps)
+        return replace(given, run_id=identity.run_id, thread_id=identity.thread_id, usage=end.usage, steps=steps)
     except (TypeError, ValidationError) as exc:
         return bare_result(request, RunStatus.FAILED, "error", f"its backend returned no valid RunResult: {exc}")
 

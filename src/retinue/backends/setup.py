@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from ..core.agents import Agent, Toolbox, linked_agents
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_value
@@ -15,7 +17,7 @@ from ..core.hooks import Registrar
 from ..core.messages import Role
 from ..core.model import Model
 from ..core.rows import Ending, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, RunResult, RunStatus
+from ..core.runs import DEFAULT_LIMITS, NO_LIMITS, Limits, RunResult, RunStatus
 from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
@@ -76,9 +78,9 @@ class Blueprint:
         if parent is not None:
             slots = parent.slots.below(limits)
         elif above is None:
-            slots = Slots((limits or DEFAULT_LIMITS).parallel)
+            slots = _slots_of(limits)
         else:
-            slots = Slots(above.limits.parallel).below(limits)
+            slots = _slots_of(above.limits).below(limits)
             hooks = hooks.below(_hooks_of(above.hooks_of, self._resolver))
         equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
         equip = partial(_equip, agent, hooks)  # not a method of the run: a cycle would keep it in memory for a while
@@ -97,6 +99,12 @@ class Blueprint:
         if self.model is None:
             self.model = self._resolver.model_of(agent)
         return self.model
+
+
+def _slots_of(limits: Limits | None) -> Slots:
+    parallel = (limits or NO_LIMITS).with_defaults().parallel
+    assert parallel is not UNSET
+    return Slots(parallel)
 
 
 def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
@@ -210,11 +218,9 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
     """Return the part of a request that the log keeps. `problem` names what cannot be stored."""
     limits = request.limits
     if is_root and request.above is None:
-        limits = limits or DEFAULT_LIMITS
-    elif limits is DEFAULT_LIMITS:
-        limits = None
-        if request.timeout is None and not (is_root or request.keeps_thread or request.detached):
-            return NO_REQUEST  # as of most children
+        limits = DEFAULT_LIMITS if limits is None else limits.with_defaults()
+    elif limits is None and request.timeout is None and not (is_root or request.keeps_thread or request.detached):
+        return NO_REQUEST  # as of most children
     return StoredRequest(
         limits=limits,
         timeout=request.timeout,
@@ -229,9 +235,8 @@ def _stored(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
 
 def storable(request: RunRequest) -> StoredRequest:
     """Return the part of a root run's request that is stored before it starts. `problem` as in `_stored`."""
-    limits = None if request.above is not None and request.limits is DEFAULT_LIMITS else request.limits
     return StoredRequest(
-        limits=limits,
+        limits=request.limits,
         timeout=request.timeout,
         keeps_thread=request.keeps_thread,
         above=request.above,

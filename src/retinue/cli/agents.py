@@ -19,7 +19,7 @@ import msgspec
 from ..core.agents import Agent
 from ..core.errors import ConfigurationError, FilesystemError, PathError
 from ..core.model import Model
-from ..core.runs import Limits
+from ..core.runs import Limits, limits_of_run
 from ..core.stores import Store
 from ..core.tools import Tool
 from ..models.registry import resolve_model
@@ -179,18 +179,14 @@ def _alone(agent: Agent, consent: Permissions | None, limits: Limits | None) -> 
     if consent is not None:
         others = [known for known in agent.plugins if known.name != consent.name]
         object.__setattr__(made, "plugins", (consent, *others))
-    object.__setattr__(made, "limits", limits or agent.limits)
+    object.__setattr__(made, "limits", limits_of_run(agent.limits, limits, over_network=False) or agent.limits)
     return made
 
 
 def _limits(declaration: SubagentDeclaration) -> Limits | None:
     """Return the limits of a declaration. A root has no parent that waits, so its timeout limits the run."""
     limits, timeout = declaration.limits, declaration.timeout
-    if timeout is None:
-        return limits
-    limits = limits or Limits()
-    seconds = timeout if limits.seconds is None else min(timeout, limits.seconds)
-    return msgspec.structs.replace(limits, seconds=seconds)
+    return limits if timeout is None else Limits(seconds=timeout).narrowed(limits)
 
 
 def read_declarations(folder: str, workspace: str) -> tuple[list[SubagentDeclaration], list[Problem]]:

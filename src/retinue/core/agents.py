@@ -17,7 +17,7 @@ from .messages import Message
 from .model import Model
 from .output import OutputFormat
 from .plugins import Plugin, check_plugin
-from .runs import DEFAULT_LIMITS, Limits, Out, check_limits
+from .runs import NO_LIMITS, Limits, Out, check_limits
 from .schema import ArgumentCheck
 from .tools import AgentTool, TaskTool, Tool, ToolDescriptor, TransferTool, check_queue, descriptor_of
 
@@ -86,7 +86,7 @@ class Agent(Generic[Out]):
     handoffs: Iterable[Agent | str] = field(default=(), kw_only=True)
     description: str = field(default="", kw_only=True)
     max_steps: int = field(default=16, kw_only=True)
-    limits: Limits = field(default=DEFAULT_LIMITS, kw_only=True)
+    limits: Limits = field(default=NO_LIMITS, kw_only=True)
     output: type[Out] | UnionType | None = field(default=None, kw_only=True)
     conflicts: Conflicts = field(default="error", kw_only=True)
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from math import isfinite
 from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Generic, cast
 
-from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import force_setattr, replace
 from typing_extensions import TypeVar
 
 from .content import MAX_ID_BYTES, id_problem
@@ -136,8 +137,21 @@ class ParentContext(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+MOST = 2**53
+"""The largest count that is kept: larger whole numbers are not exact in JSON."""
+
+
+def bounded(count: float) -> Any:
+    """Return a count from outside as one that can be added: from 0 to `MOST`. One that is no number counts as 0."""
+    return min(max(count, 0), MOST) if isfinite(count) else 0
+
+
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Usage of models; it adds up."""
+    """Usage of models; it adds up.
+
+    Each field is a number from 0 to 2**53, whoever reports it and however it is made: fields outside are bounded, one that is no
+    number is 0. So a sum never falls.
+    """
 
     requests: int = 0
     input_tokens: int = 0
@@ -149,6 +163,27 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     reasoning_tokens: int = 0
     """Of the output."""
     cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            is_bounded = (
+                0 <= self.requests <= MOST
+                and 0 <= self.input_tokens <= MOST
+                and 0 <= self.output_tokens <= MOST
+                and 0 <= self.cached_tokens <= MOST
+                and 0 <= self.cache_write_tokens <= MOST
+                and 0 <= self.reasoning_tokens <= MOST
+                and 0 <= self.cost <= MOST
+            )
+        except TypeError:
+            is_bounded = False
+        if is_bounded:  # as nearly all are
+            return
+        for name in self.__struct_fields__:
+            value: Any = getattr(self, name)
+            if not isinstance(value, int | float):
+                raise ConfigurationError(f"Usage.{name} is {short_repr(value)}: give a number")
+            force_setattr(self, name, bounded(value))
 
     def __add__(self, other: Usage) -> Usage:
         if self is NO_USAGE or other is NO_USAGE:
@@ -164,7 +199,12 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
         )
 
     def __sub__(self, other: Usage) -> Usage:
+        """Return what this has more than another, field by field."""
         return Usage(**{name: getattr(self, name) - getattr(other, name) for name in self.__struct_fields__})
+
+    def at_least(self, other: Usage) -> Usage:
+        """Return the larger of each field of both."""
+        return Usage(**{name: max(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__})
 
     @property
     def tokens(self) -> int:
@@ -179,12 +219,18 @@ MAX_SPAWN_DEPTH = 3
 """The default limit of depth. The root is at depth 0."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
-    """Limits that a run and everything under it share. None means no limit."""
+class Limits(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True
+):
+    """Limits that a run and everything under it share. A field that is left out is not set.
 
-    depth: int = MAX_SPAWN_DEPTH
-    children: int = 256
-    parallel: int = 32
+    A root for which they are not set may nest 3 deep, start 256 children and make 32 calls in parallel, and the others do not limit
+    it. For a child, only the limits above it hold then.
+    """
+
+    depth: int | UnsetType = UNSET
+    children: int | UnsetType = UNSET
+    parallel: int | UnsetType = UNSET
     steps: int | None = None
     tokens: int | None = None
     cost: float | None = None
@@ -193,33 +239,63 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value: Any = getattr(self, name)
+            if value is UNSET or (value is None and name not in _WITH_DEFAULTS):
+                continue
             least = 1 if name == "parallel" else 0
             allowed = (int, float) if name in ("cost", "seconds") else int
-            if value is None and name not in ("depth", "children", "parallel"):
-                continue
             if isinstance(value, bool) or not isinstance(value, allowed) or not value >= least:
                 kind = "number" if isinstance(allowed, tuple) else "whole number"
                 raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r}: give a {kind}")
 
+    def get(self, name: str) -> float | None:
+        """Return a limit by its name; None if it is not set."""
+        value = getattr(self, name)
+        return None if value is UNSET else value
+
     def narrowed(self, other: Limits | None) -> Limits:
-        """Return the lower of each limit of both."""
+        """Return the lower of each limit of both. One that is set in neither stays so."""
         if other is None:
             return self
         found: dict[str, Any] = {}
         for name in self.__struct_fields__:
-            given = [one for one in (getattr(self, name), getattr(other, name)) if one is not None]
-            found[name] = min(given, default=None)
+            given = [one for one in (self.get(name), other.get(name)) if one is not None]
+            if given:
+                found[name] = min(given)
         return Limits(**found)
+
+    def with_defaults(self) -> Limits:
+        """Return these limits as they hold for a root: those that are not set have their default."""
+        unset = {name: value for name, value in _WITH_DEFAULTS.items() if getattr(self, name) is UNSET}
+        return replace(self, **unset) if unset else self
+
+
+_WITH_DEFAULTS = {"depth": MAX_SPAWN_DEPTH, "children": 256, "parallel": 32}
+
+NO_LIMITS = Limits()
+"""The limits of an agent that sets none."""
+
+DEFAULT_LIMITS = NO_LIMITS.with_defaults()
+"""The limits of a root for which nobody sets any."""
+
+
+def limits_of_run(own: Limits, given: Limits | None, *, over_network: bool) -> Limits | None:
+    """Return the limits of a new run: those its agent sets, narrowed by those its caller gives. None if neither sets any.
+
+    Every way to start a run asks here, so no caller can lift what an agent sets. A caller in this process is the program that has the
+    agent: where the agent leaves a limit unset, that caller may go beyond its default. A caller `over_network` is somebody
+    else, and the defaults count as set. Who calls over a network is decided by the routes of `server/` alone: HTTP, A2A and the task
+    protocol say True, everything else says False.
+    """
+    if over_network:
+        return own.with_defaults().narrowed(given)
+    limits = own if given is None else own.narrowed(given)
+    return None if limits is NO_LIMITS or limits == NO_LIMITS else limits
 
 
 def check_limits(given: Any, owner: str = "") -> None:
     """Raise ConfigurationError for what is not limits."""
     if not isinstance(given, Limits):
         raise ConfigurationError(f"{owner}limits is not {given!r}: write Limits(depth=…, tokens=…)")
-
-
-DEFAULT_LIMITS = Limits()
-"""The limits of an agent that sets none; compared by identity."""
 
 
 class Above(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from ..core.messages import Role
 from ..core.model import CHARACTERS_PER_TOKEN
@@ -229,8 +229,10 @@ def refuse_child(tree: LogState, run: RunState, dispatching: Sequence[RunState] 
     """
     depth = run.identity.depth + 1
     for above, limits in limits_above(tree, run):
-        if depth - above.identity.depth > limits.depth:
+        if limits.depth is not UNSET and depth - above.identity.depth > limits.depth:
             return "depth", limits.depth
+        if limits.children is UNSET:
+            continue
         count: float = above.total_children
         if dispatching or tree.grants:
             count += starting(tree, above, dispatching) + held(tree, above, "children")
@@ -260,7 +262,7 @@ def held(tree: LogState, above: RunState, name: Amount, but: str = "") -> float:
     """Return the unused part of the grants of all children elsewhere under `above`, except the child `but`."""
     total: float = 0
     for run_id, grant in tree.grants.items():
-        granted = getattr(grant.limits, name)
+        granted = grant.limits.get(name)
         if granted is not None and run_id != but and is_within(tree, tree.runs.get(grant.run_id), above):
             total += max(granted - used(tree.runs.get(run_id), name), 0)
     return total

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
@@ -72,7 +72,9 @@ class Slots:
 
     def below(self, limits: Limits | None) -> Slots:
         """The slots of a child with these limits: the same ones unless the limits are narrower."""
-        return self if limits is None or limits.parallel >= self.limit else Slots(limits.parallel, self)
+        if limits is None or limits.parallel is UNSET or limits.parallel >= self.limit:
+            return self
+        return Slots(limits.parallel, self)
 
     def take_now(self) -> bool:
         """Take a slot if one is free."""

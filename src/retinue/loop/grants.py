@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from ..core.runs import Grant, Limits, RunIdentity, Usage
 from ..core.tools import AgentTool, TaskTool
@@ -78,12 +78,11 @@ def grant(
 ) -> Grant:
     """Return the new grant of a child elsewhere; no amount is smaller than in its last grant."""
     before = tree.grants.get(child_id)
-    amounts: dict[str, float | None] = {}
+    amounts: dict[str, float] = {}
     for name, cap in _caps(tree, parent, child_id, dispatching).items():
         if cap == inf:
-            amounts[name] = None
             continue
-        known = getattr(before.limits, name) if before is not None else 0
+        known = 0 if before is None else before.limits.get(name) or 0
         wants = min(getattr(wanted, name), cap)
         amounts[name] = max(known, _amount(name, wants + (cap - wants) / (_PART if name == "children" else part)))
     return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
@@ -99,7 +98,7 @@ def _equal_part(
         return 1 + sum([_at_work(tree, run, call_id if run is parent else "") for run in runs])
 
     caps = _caps(tree, parent, child_id, dispatching, parts)
-    amounts = {name: None if cap == inf else _amount(name, cap) for name, cap in caps.items()}
+    amounts = {name: _amount(name, cap) for name, cap in caps.items() if cap != inf}
     return Grant(parent.run_id, Limits(**_shape(tree, parent), **amounts))  # pyright: ignore[reportArgumentType]
 
 
@@ -131,7 +130,7 @@ def _caps(
     for above, limits in limits_above(tree, parent):
         count = parts(above)
         for name in caps:
-            if (limit := getattr(limits, name)) is not None:
+            if (limit := limits.get(name)) is not None:
                 others = used(above, name) - used(child, name) + held(tree, above, name, but=child_id)
                 left = limit - others - _reserved(tree, parent, above, name, dispatching)
                 caps[name] = min(caps[name], left / count)
@@ -146,8 +145,10 @@ def _shape(tree: LogState, parent: RunState) -> dict[str, int]:
     """Return the limits on depth and on parallel calls for a child of a run."""
     depth, parallel = sys.maxsize, sys.maxsize
     for above, limits in limits_above(tree, parent):
-        depth = min(depth, limits.depth - (parent.identity.depth + 1 - above.identity.depth))
-        parallel = min(parallel, limits.parallel)
+        if limits.depth is not UNSET:
+            depth = min(depth, limits.depth - (parent.identity.depth + 1 - above.identity.depth))
+        if limits.parallel is not UNSET:
+            parallel = min(parallel, limits.parallel)
     return {"depth": max(depth, 0), "parallel": parallel}
 
 
@@ -166,7 +167,7 @@ def _reserved(
 def falls_short(limits: Limits, wanted: Wanted) -> bool:
     """Return whether an amount in the limits is smaller than wanted."""
     names: tuple[Amount, ...] = ("children", "steps", "tokens", "cost")
-    return any((limit := getattr(limits, name)) is not None and limit < getattr(wanted, name) for name in names)
+    return any((limit := limits.get(name)) is not None and limit < getattr(wanted, name) for name in names)
 
 
 # --- on the worker of a placed run
@@ -187,7 +188,8 @@ def lacks_children(tree: LogState, run: RunState, dispatching: Sequence[RunState
     """Return whether the grant allows no further child."""
     root = _root(tree)
     above = root.request.above
-    return above is not None and _children(tree, root, dispatching) >= above.limits.children
+    limit = None if above is None else above.limits.get("children")
+    return limit is not None and _children(tree, root, dispatching) >= limit
 
 
 def _children(tree: LogState, root: RunState, dispatching: Sequence[RunState]) -> int:

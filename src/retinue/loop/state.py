@@ -262,8 +262,9 @@ class RunState:
         return None
 
     def elapsed(self, now: float) -> float:
-        """Return the seconds of work until now, without the time it was suspended."""
-        return self.worked + max(0.0, now - self.since) if self.status is RunStatus.RUNNING else self.worked
+        """Return the seconds of work until now, without the time before it started and the time it was suspended."""
+        is_at_work = self.leg > 0 and self.status is RunStatus.RUNNING
+        return self.worked + max(0.0, now - self.since) if is_at_work else self.worked
 
     def note_asked(
         self, path: tuple[str, ...], ticket_id: str, *, is_elsewhere: bool = False, stands_in: bool = False

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from math import inf
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -323,15 +321,11 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
 
 
 def _checked_end(end: TurnEnd) -> TurnEnd:
-    """Return the end of a turn with clean text and valid numbers."""
-    usage, stop_reason, model = end.usage, clean_text(end.stop_reason), end.model and clean_text(end.model)
-    counts = msgspec.structs.astuple(usage)
-    if not (min(counts) >= 0 and sum(counts) < inf):  # the sum is NaN if one of them is
-        named = msgspec.structs.asdict(usage)
-        usage = Usage(**{name: count for name, count in named.items() if 0 <= count < inf})
-    if usage is end.usage and stop_reason is end.stop_reason and model is end.model:
+    """Return the end of a turn with clean text."""
+    stop_reason, model = clean_text(end.stop_reason), end.model and clean_text(end.model)
+    if stop_reason is end.stop_reason and model is end.model:
         return end
-    return replace(end, stop_reason=stop_reason, model=model, usage=usage)
+    return replace(end, stop_reason=stop_reason, model=model)
 
 
 async def _stream(x: Execution, request: ModelRequest) -> _Draft:

@@ -25,7 +25,7 @@ from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, Re
 from ..core.messages import Message
 from ..core.model import ModelChunk, ModelRequest
 from ..core.rows import Private, StoredRequest
-from ..core.runs import Limits, RunIdentity, unique
+from ..core.runs import Limits, RunIdentity, limits_of_run, unique
 from ..core.state import PersistedState
 from ..core.stores import DurableStore, Reply, Wish, WishKind
 from ..loop.grants import Wanted, falls_short, grant, wanted_with_child
@@ -96,13 +96,15 @@ def restored(
     """Return the request of a run to start or continue here. Raises if a part of it was not stored."""
     if stored.problem is not None:
         raise ConfigurationError(stored.problem)
-    is_whole = start is None or stored.above is not None  # else the agent, unknown to the client, may have limits
+    limits = stored.limits
+    if start is not None and stored.above is None:  # its client may not have had the agent, whose limits hold too
+        limits = limits_of_run(agent.limits, limits, over_network=False)
     return RunRequest(
         agent=agent,
         identity=identity,
         messages=() if start is None else start.messages,
         seed=PersistedState() if start is None else start.seed,
-        limits=stored.limits if is_whole else stored.limits or agent.limits,
+        limits=limits,
         cancellation=CancellationToken(),
         context=stored.context,
         model=stored.model,

@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
-from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, unique
+from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
@@ -317,7 +317,8 @@ class Runtime:
             identity=identity,
             messages=as_input(input),
             seed=as_persisted(state),
-            limits=limits if dispatcher is not None else limits or spec.limits,
+            # With an engine the worker, which has the agent, narrows its limits.
+            limits=limits if dispatcher is not None else limits_of_run(spec.limits, limits, over_network=False),
             cancellation=CancellationToken(),
             context=context or {},
             model=model,

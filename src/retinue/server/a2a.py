@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.errors import RetinueError, UnknownRun
-from ..core.runs import unique
+from ..core.runs import limits_of_run, unique
 from ..core.stores import RunRecord
 from ..wire.a2a import (
     SUBMITTED,
@@ -239,7 +239,7 @@ class Tasks(RequestHandler):
                 thread_id=thread_id,
                 user_id=caller.user.id,
                 context=traced(caller.headers),
-                limits=caller.agent.limits.narrowed(read_limits(message.get("metadata", {}))),
+                limits=limits_of_run(caller.agent.limits, read_limits(message.get("metadata", {})), over_network=True),
                 when_busy="enqueue",
             )
             await run.stored()

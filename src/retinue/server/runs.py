@@ -177,7 +177,7 @@ async def start_run(call: Call) -> Any:
         body.thread_id,
         context=body.context,
         state=None if body.state is None else PersistedState(extensions=body.state),
-        limits=None if body.limits is None else body.limits.as_limits(),
+        limits=body.limits,
         when_busy=body.when_busy,
         queue=body.queue,
         priority=body.priority,

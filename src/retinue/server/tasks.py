@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from ..core.errors import StoreError
-from ..core.runs import Limits, RunStatus
+from ..core.errors import StoreError, UnknownAgent
+from ..core.runs import Limits, RunStatus, limits_of_run
 from ..core.stores import RunRecord
 from ..runtime import Run
 from ..wire.resources import ID, Decisions
@@ -75,15 +75,27 @@ async def _check_same(call: Call, run_id: str, digest: str) -> None:
 
 
 async def start_once(
-    call: Call, agent: str, given: Any, run_id: str | None, digest: str, thread_id: str | None, **options: Any
+    call: Call,
+    agent: str,
+    given: Any,
+    run_id: str | None,
+    digest: str,
+    thread_id: str | None,
+    *,
+    limits: Limits | None,
+    **options: Any,
 ) -> Run:
     """Start a run on a thread of the user, and return once it is stored. With a `run_id`, which is derived from a key of
     the client, only one of the nodes that get the same request starts it."""
+    known = call.runtime.agents
+    if agent not in known:
+        raise UnknownAgent(agent, tuple(known))
+    limits = limits_of_run(known[agent].limits, limits, over_network=True)
     chosen = thread_id or (run_id and f"thread_{run_id}")
     kept = None if run_id is None else digest
     async with call.service.thread_for(call.user, agent, chosen, is_ours=thread_id is None):
         run = call.runtime.stream(
-            agent, given, thread_id=chosen, user_id=call.user.id, run_id=run_id, digest=kept, **options
+            agent, given, thread_id=chosen, user_id=call.user.id, run_id=run_id, digest=kept, limits=limits, **options
         )
         call.note_run(run.run_id)
         try:
@@ -112,15 +124,9 @@ async def submit(call: Call) -> Response:
     is_known = await find_started(call, run_id, digest) is not None
     if not is_known:
         context = {**traced(call.request.headers), **body.context}
-        options: dict[str, Any] = {"context": context, "limits": _limits(call, body), "when_busy": "enqueue"}
+        options: dict[str, Any] = {"context": context, "limits": body.limits, "when_busy": "enqueue"}
         await start_once(call, body.agent_id, body.input, run_id, digest, session_id, **options)
     return json_response(await _state(call, body.task_id), 200 if is_known else 201)
-
-
-def _limits(call: Call, body: TaskSubmission) -> Limits | None:
-    """Return the limits of the agent, or those of the parent's tree where they are lower."""
-    agent = call.runtime.agents.get(body.agent_id)
-    return body.limits if agent is None else agent.limits.narrowed(body.limits)
 
 
 async def _record(call: Call, task_id: str | None = None) -> RunRecord:

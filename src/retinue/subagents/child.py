@@ -33,6 +33,7 @@ from ..core.runs import (
     RunResult,
     RunStatus,
     check_limits,
+    limits_of_run,
     unique,
 )
 from ..core.state import PersistedState, Seed, as_persisted
@@ -89,7 +90,7 @@ async def run_child_agent(
         identity=identity,
         messages=said,
         seed=given,
-        limits=limits or plan.agent.limits,
+        limits=limits_of_run(plan.agent.limits, limits, over_network=False),
         cancellation=cancellation or CancellationToken(),
         context=parent.context,
         model=model,

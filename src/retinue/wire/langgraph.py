@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.content import to_json_bytes
 from ..core.runs import Usage
@@ -75,11 +76,6 @@ class _Block(Struct, frozen=True):
     text: str = ""
 
 
-class _Used(Struct, frozen=True):
-    input_tokens: Annotated[int, Meta(ge=0)] = 0
-    output_tokens: Annotated[int, Meta(ge=0)] = 0
-
-
 class _About(Struct, frozen=True):
     langgraph_checkpoint_ns: str = ""
 
@@ -122,8 +118,7 @@ class GraphState(Struct, frozen=True):
         total, said = Usage(), self.said(after)
         for one in said:
             with suppress(msgspec.ValidationError):
-                used = msgspec.convert(one.usage_metadata, _Used)
-                total += Usage(requests=1, input_tokens=used.input_tokens, output_tokens=used.output_tokens)
+                total += replace(msgspec.convert(one.usage_metadata, Usage), requests=1)
         return total, len(said)
 
 

@@ -54,13 +54,6 @@ class InputMessage(Struct, frozen=True, forbid_unknown_fields=True):
 RunInput = str | list[InputMessage]
 
 
-class LimitsBody(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run. A name that is not known is refused: a limit that is misspelt would not hold."""
-
-    def as_limits(self) -> Limits:
-        return Limits(**msgspec.structs.asdict(self))
-
-
 class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST runs`: start a run of an agent."""
 
@@ -70,7 +63,8 @@ class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
     context: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     """Values of state keys to begin with, by the names of the keys."""
-    limits: LimitsBody | None = None
+    limits: Limits | None = None
+    """They narrow those of the agent. What the agent leaves unset is depth 3, 256 children and 32 parallel calls."""
     when_busy: Literal["reject", "enqueue", "interrupt"] = "reject"
     queue: Name | None = None
     """On a server with an engine: the queue whose workers do the work."""
