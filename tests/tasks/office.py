@@ -153,7 +153,9 @@ class Office:
         if verb == "fail":
             raise RuntimeError(rest)
         if verb == "ask":
-            return [call("ask", {"question": question}) for question in rest.split(" and ")]
+            turn = len(self.worker_model.requests)
+            asked = enumerate(rest.split(" and "), 1)
+            return [call("ask", {"question": question}, id=f"ask_{turn}_{number}") for number, question in asked]
         return say(rest if verb == "say" else last.text)
 
     def _ask_tool(self) -> Any:

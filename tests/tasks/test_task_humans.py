@@ -32,7 +32,7 @@ async def waiting(office: Office, task: str = "ask really?") -> TaskRecord:
 
 def call_id(office: Office, number: int = 0) -> str:
     """The call of a worker that waits."""
-    return f"call_{len(office.worker_model.requests)}_{number + 1}"
+    return f"ask_{len(office.worker_model.requests)}_{number + 1}"
 
 
 async def test_it_is_running_says_what_it_waits_for_and_is_announced_once(office: Office) -> None:
@@ -133,9 +133,9 @@ async def test_a_wrong_answer_changes_nothing_and_a_repeated_one_neither(office:
     first = await office.runtime.resume(record.run_id, {call_id(office): decision})
     assert first.status is RunStatus.COMPLETED
     await office.ended(record.task_id)
-    assert await office.runtime.resume(record.run_id, {"call_1_1": decision}) == first
+    assert await office.runtime.resume(record.run_id, {"ask_1_1": decision}) == first
     with pytest.raises(DecisionRefused, match="completed, it waits for nothing"):
-        await office.runtime.resume(record.run_id, {"call_1_1": Decision.resume("no")})
+        await office.runtime.resume(record.run_id, {"ask_1_1": Decision.resume("no")})
     assert office.asked == ["really?", "really?"]
 
 
@@ -165,7 +165,7 @@ async def test_it_can_be_cancelled_while_it_waits(office: Office) -> None:
     legs = [event.status for event in events if event.kind == "run_finished" and event.run_id == record.run_id]
     assert legs == ["suspended", "cancelled"]
     with pytest.raises(DecisionRefused, match="cancelled, it waits for nothing"):
-        await office.runtime.resume(record.run_id or "", {"call_1_1": Decision.resume("yes")})
+        await office.runtime.resume(record.run_id or "", {"ask_1_1": Decision.resume("yes")})
 
 
 async def test_a_message_to_one_that_waits_is_refused_until_the_human_has_answered(office: Office) -> None:

@@ -28,7 +28,7 @@ async def test_content_is_sent_only_when_asked_for() -> None:
         '[{"role":"assistant","parts":[{"type":"text","content":"read"}],"finish_reason":"natural"}]'
     )
     assert every(last)["gen_ai.input.messages"] == snapshot(
-        '[{"role":"user","parts":[{"type":"text","content":"secret-task"}]},{"role":"assistant","parts":[{"type":"tool_call","id":"call_1_1","name":"look","arguments":{"q":"secret-q"}}]},{"role":"tool","parts":[{"type":"tool_call_response","id":"call_1_1","response":"found secret-q"}]}]'
+        '[{"role":"user","parts":[{"type":"text","content":"secret-task"}]},{"role":"assistant","parts":[{"type":"tool_call","id":"call_1_1_00c857ef","name":"look","arguments":{"q":"secret-q"}}]},{"role":"tool","parts":[{"type":"tool_call_response","id":"call_1_1_00c857ef","response":"found secret-q"}]}]'
     )
     assert every(last)["gen_ai.output.messages"] == snapshot(
         '[{"role":"assistant","parts":[{"type":"text","content":"read"}],"finish_reason":"stop"}]'

@@ -102,7 +102,7 @@ async def test_attributes_are_as_the_conventions_name_them() -> None:
             "gen_ai.agent.name": "leaf",
             "gen_ai.tool.name": "look",
             "gen_ai.tool.type": "function",
-            "gen_ai.tool.call.id": "call_1_1",
+            "gen_ai.tool.call.id": "call_1_1_00c857ef",
             "retinue.tool.status": "succeeded",
         }
     )
@@ -111,7 +111,7 @@ async def test_attributes_are_as_the_conventions_name_them() -> None:
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "leaf",
             "retinue.run.is_child": True,
-            "retinue.run.namespace": "tools:call_1_1/tools:call_1_1",
+            "retinue.run.namespace": "tools:call_1_1/tools:call_1_1_e7680d5e",
             "retinue.run.status": "completed",
             "retinue.run.termination": "natural",
             "gen_ai.usage.input_tokens": 100,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,10 +11,9 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
-from ..core.content import to_json_bytes
 from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
-from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Sink
+from ..core.events import ChildFinished, MessagesSnapshot, Sink
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
@@ -25,7 +23,18 @@ from ..loop.grants import widen_for_child
 from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
 from ..loop.state import ChildRef, RunState
-from .setup import Blueprint, begin, continue_tasks, held_thread, hold_thread, restore_text, result_again, thread_after
+from .setup import (
+    Blueprint,
+    asked_for,
+    begin,
+    child_started,
+    continue_tasks,
+    held_thread,
+    hold_thread,
+    restore_text,
+    result_again,
+    thread_after,
+)
 
 LAST_MOMENT = 1.0
 """The least number of seconds for a run that continues after its time is up."""
@@ -172,7 +181,7 @@ class LocalBackend:
         if call is None or not call.children:
             return None
         asked_again = parent.asked_again.get(call_id, ())
-        asked = _asked_for(request, parent.is_stored)
+        asked = asked_for(request, stored=parent.is_stored)
         for number, ref in call.children.items():
             if not ref.abandoned and number not in asked_again and ref.asked == asked:
                 parent.asked_again.setdefault(call_id, set()).add(number)
@@ -189,8 +198,8 @@ class LocalBackend:
         call_id = identity.parent_tool_call_id or ""
         number = state.child_counts.get(call_id, 0) + 1 if known is None else known.number
         ns = (*state.ns, f"tools:{call_id}" if number == 1 else f"tools:{call_id}~{number}")
-        started = ChildStarted(call_id=call_id, child_run_id=identity.run_id, child_agent=identity.agent, child_ns=ns)
-        asked = _asked_for(request, parent.is_stored)
+        started = child_started(request, ns)
+        asked = asked_for(request, stored=parent.is_stored)
         if parent.is_over or reserve:
             row = Private(kind="commit", run_id=state.run_id, child=started, asked=asked, reserved=reserve)
             parent.log.append_private(row)
@@ -491,10 +500,3 @@ def append_child_finished(parent: Execution, child: RunState, result: RunResult)
             status=result.status,
         )
     )
-
-
-def _asked_for(request: RunRequest, stored: bool) -> Any:
-    """Return the key that distinguishes the children of one call: agent, messages and seed."""
-    said = tuple([(message.role, message.parts) for message in request.messages])
-    asked = request.identity.agent, said, request.seed.extensions
-    return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked

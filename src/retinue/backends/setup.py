@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,9 +11,9 @@ from msgspec import UNSET
 
 from ..core.agents import Agent, Toolbox, linked_agents
 from ..core.backend import Resolver, RunRequest
-from ..core.content import to_json_value
+from ..core.content import to_json_bytes, to_json_value
 from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownKey
-from ..core.events import Namespace, Sink
+from ..core.events import ChildStarted, Namespace, Sink
 from ..core.hooks import Registrar
 from ..core.messages import Role
 from ..core.model import Model
@@ -28,6 +29,9 @@ from ..loop.log import LiveLog
 from ..loop.phases import HookTable, shown
 from ..loop.run import SUSPENDED, begin_run
 from ..loop.state import NO_REQUEST, RunState
+
+DESCRIPTION = 2_000
+"""Characters of a child's task in the event of its start."""
 
 
 class Blueprint:
@@ -271,3 +275,23 @@ def _checked_context(context: Mapping[str, Any]) -> dict[str, Any]:
 def _not_storable(name: str, problem: str) -> ConfigurationError:
     advice = "give tools such objects in a closure"
     return ConfigurationError(f"context {name!r} cannot be stored with the run: {problem}; {advice}")
+
+
+def child_started(request: RunRequest, ns: Namespace) -> ChildStarted:
+    """Return the event of a child's start. It describes what the child is asked: its last user message, or the beginning."""
+    identity = request.identity
+    said = next((message.text for message in reversed(request.messages) if message.role is Role.USER), "")
+    return ChildStarted(
+        call_id=identity.parent_tool_call_id or "",
+        child_run_id=identity.run_id,
+        child_agent=identity.agent,
+        child_ns=ns,
+        description=said if len(said) <= DESCRIPTION else f"{said[: DESCRIPTION - 1]}…",
+    )
+
+
+def asked_for(request: RunRequest, *, stored: bool) -> Any:
+    """Return the key that distinguishes the children of one call: agent, messages and seed."""
+    said = tuple([(message.role, message.parts) for message in request.messages])
+    asked = request.identity.agent, said, request.seed.extensions
+    return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Unpack, cast
 from urllib.parse import quote
 
@@ -17,9 +17,10 @@ from ..core.events import AnyEvent
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
-from ..runtime.run import Run, check_loop
+from ..runtime.run import Run, check_loop, check_place
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
+from ..wire.parts import Mode, StreamPart, parts_of
 from ..wire.resources import decisions_json
 from .connection import Connection, encode_body
 from .runs import RemoteRun, RemoteRuns, Request, result_or_cancel
@@ -208,6 +209,15 @@ class Client:
         It ends when the run and every task under it have ended. A run that waits for a human is waited for.
         """
         return cast("AsyncIterator[AnyEvent]", self._runs.reader(run_id, after).read())
+
+    def parts(
+        self, run_id: str, modes: Mode | Iterable[Mode] = ("updates",), after: int = 0
+    ) -> AsyncIterator[StreamPart]:
+        """Iterate over the LangGraph-shaped parts of a run and all below it that come after event number `after`.
+
+        Like `events`, it ends when the run and every task under it have ended.
+        """
+        return parts_of(self.events(run_id), modes, check_place(after))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation of a thread, without messages that only the model reads."""

@@ -217,6 +217,8 @@ class ChildStarted(Event, frozen=True, kw_only=True, gc=False, tag="child_starte
     child_run_id: str
     child_agent: str
     child_ns: Namespace
+    description: str = ""
+    """What the child was asked: its last user message, or the beginning of a long one."""
 
 
 class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finished"):

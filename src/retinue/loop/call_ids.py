@@ -1,19 +1,12 @@
-"""Call ids: which ones a run may use, and the names that calls of runs elsewhere have in the log here.
+"""The call ids of runs elsewhere, as the log here has them.
 
-Invariant: within a log, no two calls of a run, or of a run and one above or below it, have the same id. Only the owner of
-a log appends, and it checks an id and appends its first event without an `await` in between. Parallel siblings may share
-ids: their namespaces differ. An id that is taken gets `_` and a hash of the namespace. That name depends on the log
-alone, so it is the same in every process.
-
-A run elsewhere does not know the ids that are taken here. Its ids are checked as its events are copied, and a
-replaced id is noted in the row that first has it (`Private.renamed`). `local_path` and `remote_path` translate questions
-and decisions.
+A run elsewhere does not know the ids that are taken here (`LogState.is_taken`). Its ids are checked as its events are
+copied, and a replaced id is noted in the row that first has it (`Private.renamed`). `local_path` and `remote_path`
+translate questions and decisions.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -33,52 +26,9 @@ from ..core.events import (
     ToolCallStarted,
 )
 from ..core.messages import Message
-from .state import LogState, RemoteCalls, RunState
+from .state import LogState, RemoteCalls, RunState, with_hash
 
-_LEGAL = re.compile(r"(?!ticket_)[A-Za-z0-9_.+=@$#-]{1,256}")
-"""Ids that cannot be confused with a path, a namespace, a child's number or a ticket."""
-_HASH = 4
-_KEPT = 256 - 2 * _HASH - 1
 _PREFIX = "tools:"
-
-
-def claimable(tree: LogState, run: RunState, wanted: str) -> str | None:
-    """Return the id for a new call that the model calls `wanted`: that, or that with a hash. None if neither will do."""
-    if _LEGAL.fullmatch(wanted) is None:
-        return None
-    if not is_taken(tree, run, wanted):
-        return wanted
-    made = with_hash(wanted, run.ns)
-    return None if is_taken(tree, run, made) else made
-
-
-def is_taken(tree: LogState, run: RunState, call_id: str) -> bool:
-    """Return whether a run, or one above or below it, has a call with this id."""
-    return call_id in run.used_call_ids or call_id in run.call_ids_below or _is_above(tree, run, call_id)
-
-
-def _is_above(tree: LogState, run: RunState, call_id: str) -> bool:
-    above = tree.parent_of(run)
-    while above is not None:
-        if call_id in above.used_call_ids:
-            return True
-        above = tree.parent_of(above)
-    return False
-
-
-def with_hash(call_id: str, ns: Namespace) -> str:
-    return f"{call_id[:_KEPT]}_{hashlib.blake2b('|'.join(ns).encode(), digest_size=_HASH).hexdigest()}"
-
-
-def note_used(tree: LogState, run: RunState, call_ids: tuple[str, ...]) -> None:
-    """Note the ids of new calls of a run. Only the fold calls this."""
-    run.used_call_ids.update(call_ids)
-    above = tree.parent_of(run)
-    while above is not None:
-        if isinstance(above.call_ids_below, frozenset):
-            above.call_ids_below = set()
-        above.call_ids_below.update(call_ids)
-        above = tree.parent_of(above)
 
 
 def new_calls(event: Event | None) -> tuple[str, ...]:
@@ -145,7 +95,7 @@ class Renaming:
     def _free(self, ns: Namespace, call_id: str) -> str:
         """Return an id for a new call that no call above or below it, or beside it, has."""
         name, number = call_id, 0
-        while _is_above(self._tree, self._run, name) or self._known.is_taken(ns, name) or name in self.made.values():
+        while self._tree.is_above(self._run, name) or self._known.is_taken(ns, name) or name in self.made.values():
             name = with_hash(call_id, (*ns, str(number)) if number else ns)
             number += 1
         return name
@@ -193,7 +143,7 @@ def note_remote(tree: LogState, run: RunState, event: Event, renamed: dict[str, 
     call_ids = new_calls(event)
     if not call_ids:
         return
-    note_used(tree, run, call_ids)
+    tree.note_calls(run, call_ids)
     if run.remote_calls is None:
         run.remote_calls = RemoteCalls()
     there = {name: call_id for call_id, name in renamed.items()}

@@ -37,7 +37,6 @@ from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor
 from .budget import is_limited
-from .call_ids import claimable, is_taken
 from .log import LiveLog
 from .phases import HookTable
 from .state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
@@ -258,13 +257,13 @@ class Execution:
         return f"{made}r{state.dropped}" if state.dropped else made
 
     def claim_call_id(self, wanted: str | None) -> str:
-        """Return the id for a call that the model has just asked for; see `call_ids.py`."""
+        """Return the id for a call that the model has just asked for; one that is taken or unsafe is replaced."""
         tree, state = self.log.tree, self.state
-        call_id = claimable(tree, state, wanted or "")
+        call_id = tree.free_call_id(state, wanted or "")
         while call_id is None:
             self._made_call_ids += 1
             made = f"call_{self.run_id}_{self._made_call_ids}"
-            call_id = None if is_taken(tree, state, made) else made
+            call_id = None if tree.is_taken(state, made) else made
         return call_id
 
     def own_messages(self) -> tuple[Message, ...]:

@@ -38,7 +38,7 @@ from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.results import ToolCallStatus
 from ..core.rows import Ending, LogRow, Private
 from ..core.runs import ENDED, REMOTE_KEY, WAITING, Usage
-from .call_ids import new_calls, note_remote, note_used
+from .call_ids import note_remote
 from .state import (
     CALL_NEW,
     CALL_RUNNING,
@@ -248,7 +248,7 @@ def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p
         return
     run.messages[:0] = event.messages
     run.own_from, run.awaits_history = len(event.messages), False
-    note_used(tree, run, new_calls(event))
+    tree.note_calls(run, [call.id for message in event.messages for call in message.tool_calls])
 
 
 def _step_started(tree: LogState, run: RunState, event: StepStarted, p: Private | None) -> None:
@@ -267,7 +267,7 @@ def _step_finished(tree: LogState, run: RunState, event: StepFinished, p: Privat
 
 
 def _tool_call_started(tree: LogState, run: RunState, event: ToolCallStarted, p: Private | None) -> None:
-    note_used(tree, run, (event.call_id,))
+    tree.note_calls(run, (event.call_id,))
     if run.drafts is EMPTY:
         run.drafts = {}
     run.drafts[event.call_id] = event.tool_name
@@ -311,11 +311,12 @@ def _inference_finished(tree: LogState, run: RunState, event: InferenceFinished,
     run.offered, run.step_actions, run.drafts = None, (), EMPTY
     if message.tool_calls:
         run.asked_calls, run.step_values, run.writers = True, None, EMPTY
-        run.calls = calls = {}
+        calls: dict[str, CallState] = {}
+        run.calls = calls
         for call in message.tool_calls:
             number += 1
             calls[call.id] = CallState(call, message_id(run, number))
-        note_used(tree, run, new_calls(event))
+        tree.note_calls(run, calls)
         run.open_calls = len(message.tool_calls)
     run.message_count = number
     if p is not None:

@@ -6,7 +6,9 @@ read back from a store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -109,6 +111,17 @@ class CallState(Struct, gc=False):
         if wanted not in CALL_MOVES[self.status]:
             raise IllegalMove(f"call {self.call.id!r}", self.status, wanted)
         self.status = wanted
+
+
+_LEGAL_CALL_ID = re.compile(r"(?!ticket_)[A-Za-z0-9_.+=@$#-]{1,256}")
+"""Ids that cannot be confused with a path, a namespace, a child's number or a ticket."""
+_HASH = 4
+
+
+def with_hash(call_id: str, ns: Namespace) -> str:
+    """Return a call id with the hash of a namespace, as 8 hex digits; it stays legal."""
+    made = hashlib.blake2b("|".join(ns).encode(), digest_size=_HASH).hexdigest()
+    return f"{call_id[: 255 - 2 * _HASH]}_{made}"
 
 
 class RemoteCalls(Struct, gc=False):
@@ -308,6 +321,44 @@ class LogState:
     seq: int = 0
     sub: int = 0
     last_at: float = 0.0
+
+    def free_call_id(self, run: RunState, wanted: str) -> str | None:
+        """Return the id for a new call that the model calls `wanted`: that, or that with a hash. None if neither will do.
+
+        Invariant: no two calls of a run, or of a run and one above or below it, have the same id. Only the owner of a log
+        appends, and it checks an id and appends the first event of its call without an `await` in between. Parallel
+        siblings may share ids: their namespaces differ. The name depends on the log alone, so every process makes the same.
+        """
+        if _LEGAL_CALL_ID.fullmatch(wanted) is None:
+            return None
+        if not self.is_taken(run, wanted):
+            return wanted
+        made = with_hash(wanted, run.ns)
+        return None if self.is_taken(run, made) else made
+
+    def is_taken(self, run: RunState, call_id: str) -> bool:
+        """Return whether a run, or one above or below it, has a call with this id."""
+        return call_id in run.used_call_ids or call_id in run.call_ids_below or self.is_above(run, call_id)
+
+    def is_above(self, run: RunState, call_id: str) -> bool:
+        """Return whether a run above has a call with this id."""
+        above = self.parent_of(run)
+        while above is not None:
+            if call_id in above.used_call_ids:
+                return True
+            above = self.parent_of(above)
+        return False
+
+    def note_calls(self, run: RunState, call_ids: Iterable[str]) -> None:
+        """Note the ids of new calls of a run. Only the fold calls this."""
+        call_ids = tuple(call_ids)
+        run.used_call_ids.update(call_ids)
+        above = self.parent_of(run)
+        while above is not None:
+            if isinstance(above.call_ids_below, frozenset):
+                above.call_ids_below = set()
+            above.call_ids_below.update(call_ids)
+            above = self.parent_of(above)
 
     def parent_of(self, run: RunState) -> RunState | None:
         above = run.identity.parent_run_id

@@ -96,11 +96,19 @@ class RunHandle(Generic[Out]):
                 yield ChildRun(event, log, self._home)
 
     async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
-        """Yield the events as LangGraph-shaped parts."""
-        project = PartsProjection(modes)
+        """Yield the events as LangGraph-shaped parts. `runtime.parts` also yields those of background children."""
+        project, depth = PartsProjection(modes), len(self._ns)
+        log, first = await self._open()
+        if first:  # an answer continues calls and sub-agents of before
+            async for event in log.follow(0):
+                if event.seq <= first:
+                    project(event)
+                if event.seq >= first:
+                    break
         async for event in self:
             for part in project(event):
-                yield part
+                if part["ns"][:depth] == self._ns:
+                    yield part
 
     async def result(self) -> RunResult[Out]:
         """Wait for the end of the run and return its result."""
@@ -287,3 +295,10 @@ def check_loop() -> None:
         raise ConfigurationError(
             "stream() needs an event loop: call it in an async function, or write runtime.stream_sync(…)"
         ) from None
+
+
+def check_place(after: Any) -> int:
+    """Return the number of an event; raise if it is none."""
+    if not isinstance(after, int):
+        raise ConfigurationError(f"after is the number of an event (event.seq), not {after!r:.80}")
+    return after

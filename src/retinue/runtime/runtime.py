@@ -25,11 +25,12 @@ from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..loop.state import RunState
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
+from ..wire.parts import Mode, StreamPart, parts_of
 from .fork import fork_run, state_at
 from .owner import LEASE
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Run, check_loop, result_or_cancel
+from .run import Run, check_loop, check_place, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
 
@@ -438,10 +439,16 @@ class Runtime:
         It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
         store the run may be another process's, or one that ended long ago.
         """
-        given: Any = after
-        if not isinstance(given, int):
-            raise ConfigurationError(f"after is the number of an event (event.seq), not {given!r:.80}")
-        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, after))
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(run_id, check_place(after)))
+
+    def parts(
+        self, run_id: str, modes: Mode | Iterable[Mode] = ("updates",), after: int = 0
+    ) -> AsyncIterator[StreamPart]:
+        """Iterate over the LangGraph-shaped parts of a run and all below it that come after event number `after`.
+
+        Like `events`, it ends when the run and every task under it have ended.
+        """
+        return parts_of(self.events(run_id), modes, check_place(after))
 
     def log(self, run_id: str) -> StoredEvents:
         """Return the log of a root run, to read what is stored of it."""

@@ -91,11 +91,9 @@ def _answer(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         return {"description": endpoint.summary}
     schema: Any = {} if endpoint.returns is None else schema_of[repr(endpoint.returns)]
     if endpoint.media == "text/event-stream":
-        schema = {
-            "type": "string",
-            "description": "Each `data:` is an `Event`.",
-            "contentSchema": {"$ref": _REF.format(name="Event")},
-        }
+        one = schema or {"$ref": _REF.format(name="Event")}
+        name = one["$ref"].rpartition("/")[2]
+        schema = {"type": "string", "description": f"Each `data:` is one `{name}`.", "contentSchema": one}
     elif endpoint.media != "application/json":
         schema = {"type": "string"}
     return {"description": endpoint.summary, "content": {endpoint.media: {"schema": schema}}}

@@ -34,6 +34,7 @@ from ..wire.shapes import (
     ChildShape,
     Items,
     ListedTask,
+    PartShape,
     QuestionShape,
     ResultShape,
     RunShape,
@@ -43,8 +44,9 @@ from ..wire.shapes import (
 )
 from ..wire.snapshot import SnapshotTree
 from .http import ApiError, Call, Endpoints, Page, check_scope, json_response, not_found
+from .parts import PartsQuery, open_parts
 from .service import MOST_WAIT, Service
-from .streams import EventsQuery, stream_run
+from .streams import EventsQuery, EventStream, stream_run
 from .tasks import digest_of, find_started, run_id_of, start_once
 
 T = TypeVar("T")
@@ -311,6 +313,12 @@ async def fork_run(call: Call) -> Any:
 async def run_events(call: Call) -> Response:
     """Follow the events of a run, from any number. A WebSocket on the same path sends the same."""
     return await stream_run(call, await call.run())
+
+
+@endpoint("GET", f"{_RUN}/parts", query=PartsQuery, media="text/event-stream", returns=PartShape)
+async def run_parts(call: Call) -> Response:
+    """Follow a run as LangGraph-shaped parts, in which every sub-agent is a call named `task`."""
+    return EventStream(call, await open_parts(call.service, await call.run(), call.query, call.last_event))
 
 
 # --- trees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -104,7 +104,12 @@ async def open_run(
     return _run_batches(service, log_id, after, wanted)
 
 
-async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter) -> AsyncIterator[Batch]:
+def log_batches(service: Service, log_id: str, after: int, query: EventsQuery) -> AsyncGenerator[Batch]:
+    """Return the event stream of a log, for those who make something else of it."""
+    return _run_batches(service, log_id, after, Filter(query))
+
+
+async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter) -> AsyncGenerator[Batch]:
     """Yield the events of a log as they are stored, and an empty batch as a sign of life."""
     now = asyncio.get_running_loop().time
     said = now()

@@ -31,6 +31,14 @@ class AgentShape(TypedDict):
     max_steps: int
 
 
+class PartShape(TypedDict):
+    """A part of a stream, in the shape of LangGraph's."""
+
+    type: str
+    ns: list[str]
+    data: Any
+
+
 class RunState(TypedDict):
     """A run by its id, and how it stands."""
 
