@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from retinue import Agent, Child, Decision, Permissions, RunStatus, Runtime, ToolContext, tool
 from retinue.loop.fold import fold_all
 from retinue.storage.sql import SqlStore
@@ -160,19 +158,15 @@ def forwarding(name: str, below: Agent) -> Agent:
     return Agent(name, model, subagents=[below])
 
 
-@pytest.mark.parametrize("answered_by", ["path", "call", "ticket"])
-async def test_an_answer_finds_the_call_of_a_remote_run_whose_id_is_taken_here(
-    answered_by: str, tmp_path: Path
-) -> None:
+async def test_an_answer_finds_the_call_of_a_remote_run_whose_id_is_taken_here(tmp_path: Path) -> None:
     far = forwarding("far", asking("helper"))
     async with Runtime([far]) as there, TaskServer(there, has_events=True) as server:
         url, agents = f"sqlite:///{tmp_path}/a.db", [forwarding("root", RemoteSubagentStub("far", url=server.url))]
         async with Runtime.open(url, agents, on_close="leave") as runtime:
             waiting = await runtime.run("root", "go")
-        ((call_id, ticket),) = waiting.suspended.items()
-        assert (ticket.path[0], len(set(ticket.path)), ticket.path[-1]) == ("c1", 3, call_id)
+        ((name, ticket),) = waiting.suspended.items()
+        assert (ticket.path[0], len(set(ticket.path)), "/".join(ticket.path)) == ("c1", 3, name)
         assert all(re.fullmatch(f"c1({HASHED})+", part) for part in ticket.path[1:])
-        name = {"path": "/".join(ticket.path), "call": call_id, "ticket": ticket.id}[answered_by]
         async with Runtime.open(url, agents, on_close="leave") as runtime:  # another process
             result = await runtime.resume(waiting.run_id, {name: Decision.approve()})
             assert (result.status, result.response) == (RunStatus.COMPLETED, "looked")
