@@ -22,7 +22,6 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/runtime/runtime.py": "the public class; most of it is signatures and what they mean",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
     "src/retinue/backends/local.py": "the life of a child here: found, started, continued, ended",
-    "src/retinue/runtime/runtime.py": "the public face: one short method for each thing that a caller may ask",
 }
 
 
