@@ -32,7 +32,6 @@ from ..core.events import (
     TaskUpdated,
     TextDelta,
 )
-from ..core.messages import Message, Role
 from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import REMOTE_KEY, Limits, RunResult, RunStatus
 from ..core.state import PersistedState
@@ -46,9 +45,11 @@ from ..loop.state import ChildRef, RunState, message_id
 from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
-from .outcome import bare_result, outcome_of, problem_of, wait_for_end
+from .outcome import answer_in, bare_result, outcome_of, problem_of, wait_for_end
 from .setup import held_thread
 
+MOST_WAITING = 10_000
+"""Runs of one server that wait for a human, and that a process remembers."""
 _FOR_WATCHING = (TextDelta, ReasoningDelta, ActivitySnapshot, ActivityDelta, Custom, ErrorRaised)
 
 
@@ -61,6 +62,15 @@ class ForeignBackend:
 
     def __init__(self, backend: Backend, local: LocalBackend, *, own: bool = False) -> None:
         self.backend, self._local, self._is_own = backend, local, own
+        self.waiting: dict[str, Agent] = {}
+        """The runs that wait elsewhere as far as this process knows, with their agents, which may be known only as objects."""
+
+    def note_waiting(self, run_id: str, agent: Agent) -> None:
+        """Remember that a run waits, to stop it if its parent does not go on. Runs that others continue are forgotten later."""
+        if not self._is_own:
+            self.waiting[run_id] = agent
+        while len(self.waiting) > MOST_WAITING:
+            del self.waiting[next(iter(self.waiting))]
 
     def profile(self) -> BackendProfile:
         return self.backend.profile()
@@ -113,7 +123,10 @@ class ForeignBackend:
             request.note_remote = child.note_remote
             async with self._waiting(parent.log, request):
                 ended = await self._attend(request, child)
+            self.waiting.pop(request.identity.run_id, None)
             result = await child.end(ended)
+            if result.status.is_waiting:
+                self.note_waiting(request.identity.run_id, request.agent)
             if not parent.log.lost:
                 await self._save(child, thread, result)
             return result
@@ -375,7 +388,7 @@ class ForeignRun:
         )
         log.results[run.run_id] = result
         said = ()
-        if (answer := _answer(result)) is not None and not tickets:
+        if (answer := answer_in(result)) is not None and not tickets:
             said = (replace(answer, id=message_id(run, run.message_count + 1)),)
             if result.response and not self._has_text:
                 log.append(run, TextDelta(delta=result.response, message_id=message_id(run, run.message_count + 1)))
@@ -451,14 +464,6 @@ def _thread_state(thread: ThreadRecord | None, result: RunResult) -> PersistedSt
     if context_id is not None:
         state = replace(state, extensions={**state.extensions, REMOTE_KEY: {"context_id": context_id}})
     return state
-
-
-def _answer(result: RunResult) -> Message | None:
-    """Return the answer of a run as a message: its last message, or one with its text."""
-    last = result.messages[-1] if result.messages else None
-    if last is not None and last.role is Role.ASSISTANT and last.text == (result.response or ""):
-        return last
-    return Message.assistant(result.response) if result.response else None
 
 
 def _time_left(request: RunRequest, child: ForeignRun | None) -> tuple[float | None, str]:

@@ -12,6 +12,7 @@ from ..core.backend import RunRequest
 from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
+from ..core.messages import Message, Role
 from ..core.runs import RunResult, RunStatus, bounded
 from ..core.state import PersistedState
 from .local import LAST_MOMENT
@@ -91,3 +92,11 @@ def bare_result(request: RunRequest, status: RunStatus, termination: str, reason
         termination=termination,
         messages=request.messages,
     )
+
+
+def answer_in(result: RunResult) -> Message | None:
+    """Return the answer of a run as a message: its last message, or one with its text."""
+    last = result.messages[-1] if result.messages else None
+    if last is not None and last.role is Role.ASSISTANT and last.text == (result.response or ""):
+        return last
+    return Message.assistant(result.response) if result.response else None

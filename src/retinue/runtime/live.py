@@ -233,8 +233,7 @@ class LiveRun:
             threads = (ThreadUpdate(thread_after(x), x.state.own_from),)
         self.record.result, self.record.queued = result, False
         self.may_wake = ended and bool(waking_agents(self))
-        if (placement := self.home.registry.placement) is not None:
-            await placement.backend.stop_abandoned(self.log.tree)
+        await self.home.registry.stop_abandoned(self.log.tree)
         idle = not (self.log.holders or keep or self.may_wake)
         await self._store(idle, (self.record,), threads)
         self.is_done = idle and (ended or self.writer is not None)

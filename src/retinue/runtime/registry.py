@@ -152,10 +152,26 @@ class AgentRegistry:
                 is_dispatched=True,
                 remote=run.values.get(REMOTE_KEY, {}),
             )
+            foreign.waiting.pop(run.run_id, None)
             await foreign.backend.run(request)
 
+    async def stop_abandoned(self, tree: LogState) -> None:
+        """Stop the runs elsewhere that have ended in this log and may go on there: placed ones, and those that waited."""
+        if self.placement is not None:
+            await self.placement.backend.stop_abandoned(tree)
+        known = [
+            tree.runs[run_id] for one in self._foreign.values() for run_id in one.waiting.keys() & tree.runs.keys()
+        ]
+        stops = [self._stop(tree, run, "the run that started it has ended") for run in known if run.is_over]
+        for problem in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(problem, Exception):
+                _log.warning("a run elsewhere could not be stopped: %s", problem)
+
     async def follow_rests(self, log: LiveLog) -> None:
-        """Follow the background tasks that ended runs of a log still have elsewhere, as its new owner."""
+        """Follow, as the new owner of a log, what its ended runs have left open elsewhere; remember which runs wait there."""
+        for run in log.tree.runs.values():
+            if run.waits and run.tickets and (found := self._foreign_of(log.tree, run)) is not None:
+                found[1].note_waiting(run.run_id, found[0])
         for run in log.tree.open_rests():
             if (found := self._foreign_of(log.tree, run)) is not None:
                 agent, foreign = found
@@ -170,6 +186,9 @@ class AgentRegistry:
         name, parent = run.identity.agent, tree.parent_of(run)
         if run.request.queue is not None and self.placement is not None:
             return self.named(name), self.placement.foreign
+        for foreign in self._foreign.values():
+            if run.run_id in foreign.waiting:  # perhaps of an agent that is known only as an object
+                return foreign.waiting[run.run_id], foreign
         agent = self.agents.get(name)
         above = None if parent is None else self.agents.get(parent.identity.agent)
         for given in () if above is None else above.subagents:
