@@ -61,3 +61,8 @@ async def start_agents() -> list[Agent]:
 
 def runtime(url: str) -> Runtime:
     return Runtime.open(url, agents, on_close="leave", lease=8.0)
+
+
+def open_runtime(url: str) -> Runtime:
+    """Return a runtime as most programs make it."""
+    return Runtime.open(url, agents)

@@ -41,10 +41,14 @@ async def test_a_folder_is_served_with_a_token_of_its_own(tmp_path: Path) -> Non
         assert "nothing is kept" in await server.errors()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_run_goes_on_after_a_restart(tmp_path: Path, signum: signal.Signals) -> None:
-    database = ("--db", f"sqlite:///{tmp_path}/app.db")
-    async with served(AGENTS, *database, folder=tmp_path) as server:
+@pytest.mark.parametrize(
+    ("target", "signum"),
+    [(AGENTS, signal.SIGTERM), (AGENTS, signal.SIGINT), ("tests.server.served:open_runtime", signal.SIGTERM)],
+)
+async def test_a_run_goes_on_after_a_restart(tmp_path: Path, target: str, signum: signal.Signals) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    database = ("--db", url, "--grace", "1")
+    async with served(target, *database, folder=tmp_path) as server:
         run_id = (await server.site.start("waiter", "it"))["run_id"]
         await until((tmp_path / "it.pids").exists)
         stream = asyncio.create_task(server.site.all_events(f"{RUNS}/{run_id}/events"))
@@ -54,7 +58,7 @@ async def test_a_run_goes_on_after_a_restart(tmp_path: Path, signum: signal.Sign
         seen, answer = await stream, await waiting
         assert (seen[-1].data["kind"], answer.status) == ("tool_call_ready", 202)
     (tmp_path / "it").touch()
-    async with served(AGENTS, *database, folder=tmp_path) as server:
+    async with served(target, *database, folder=tmp_path) as server:
         assert (await server.site.result(run_id))["response"] == "done: it came"
         rest = await server.site.all_events(f"{RUNS}/{run_id}/events?after={seen[-1].id}")
         numbers = [event.data["seq"] for event in (*seen, *rest)]

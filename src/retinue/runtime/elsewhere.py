@@ -33,6 +33,7 @@ from ..core.events import RunFinished, RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
+from ..core.together import run_together
 from ..loop.fold import fold_all
 from ..loop.log import LiveLog
 from ..loop.state import LogState, RunState
@@ -64,6 +65,8 @@ PATIENCE = 5.0
 LATER = 2.0
 """Seconds in which an owner has cancelled a run, once its grace is over."""
 LOOK_EVERY = 1.0
+TOGETHER = 50
+"""Runs that are taken over at once."""
 
 
 class Elsewhere:
@@ -78,14 +81,17 @@ class Elsewhere:
 
     async def recover(self) -> list[LiveRun]:
         """Continue the runs whose owners are gone; return those that this process has taken over."""
-        found = [await self._recover(log) for log in await self.owner.orphans()]
-        return [run for run in found if run is not None]
+        return await self._recover_all(await self.owner.orphans())
 
     async def recover_left(self) -> None:
         """Continue the runs that their owners have left. One that cannot be continued here is not tried again at once."""
-        for log in await self._store.left_logs():
-            if log.log_id not in self._left_alone:
-                await self._recover(log)
+        await self._recover_all([log for log in await self._store.left_logs() if log.log_id not in self._left_alone])
+
+    async def _recover_all(self, logs: Sequence[OpenLog]) -> list[LiveRun]:
+        found: list[LiveRun | None] = []
+        for first in range(0, len(logs), TOGETHER):
+            found += await run_together([self._recover(log) for log in logs[first : first + TOGETHER]])
+        return [run for run in found if run is not None]
 
     async def _recover(self, log: OpenLog) -> LiveRun | None:
         try:
