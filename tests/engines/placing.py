@@ -8,10 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import Agent, HarnessAgent, Permissions, Plugin, Registrar, StateKey, ToolContext, ToolOutput, tool
+from retinue import (
+    Agent,
+    Block,
+    HarnessAgent,
+    Permissions,
+    Plugin,
+    Registrar,
+    StateKey,
+    ToolContext,
+    ToolOutput,
+    tool,
+)
 from retinue.core.messages import Role
 from retinue.core.model import ModelRequest
 from retinue.core.runs import Usage
+from retinue.plugins import BeforeToolContext, hook
 from retinue.tasks import TaskRepository
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
@@ -48,6 +60,11 @@ def scribe(request: ModelRequest) -> ScriptedTurn:
 @dataclass
 class Answer:
     number: int
+
+
+@hook("before_tool")
+def no_payments(ctx: BeforeToolContext) -> Block | None:
+    return Block("no payments today") if ctx.call.name == "pay" else None
 
 
 @tool(idempotent=True)
@@ -138,6 +155,7 @@ def crew(folder: Path | None = None, workspace: Path | None = None, tasks: TaskR
         boss("chief", "far_clerk"),
         Agent("namesake", ScriptedModel(delegate("far_clerk", prefix="pay")), subagents=[far["far_clerk"]]),
         boss("guard", "far_payer", plugins=[Permissions(ask=["pay"])]),
+        boss("watch", "far_payer", plugins=[no_payments]),
         boss("guide", "far_walker"),
         boss("pair", "far_spender", "far_spender"),
         boss("solo", "far_spender"),

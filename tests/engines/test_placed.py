@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retinue import Decision, DecisionRefused, Limits, Run, RunStatus, Runtime
+from retinue import Agent, Decision, DecisionRefused, Limits, Run, RunStatus, Runtime
 from retinue.core.backend import RunRequest
 from retinue.core.stores import RunRecord
 from retinue.loop.state import LogState
@@ -132,6 +132,20 @@ async def test_state_context_and_output_go_down_and_come_up(site: Site) -> None:
         assert result.response == (
             "noted after ['above']; {'notes': ['above', 'why']}; Answer(number=7); {'tenant': 'blue'}"
         )
+
+
+async def test_hooks_before_tools_hold_for_a_placed_child(site: Site) -> None:
+    """The worker finds them by the name of the agent above; one without that agent says what to do."""
+    (payer,) = next(agent for agent in crew() if agent.name == "watch").subagents
+    assert isinstance(payer, Agent)
+    async with site.client() as client:
+        async with two_workers(site):
+            result = await client.run("watch", "three coins")
+            assert (result.status, result.response) == (RunStatus.COMPLETED, "clerk: blocked: no payments today")
+        async with site.worker(crew()), site.worker([payer], queues=["gpu"]):
+            result = await client.run("watch", "three coins")
+            assert "hooks of agent 'watch' hold for agent 'far_payer'" in (result.response or "")
+            assert "give this worker the agent 'watch' too, or set inherited=False" in (result.response or "")
 
 
 async def test_inherited_permissions_hold_for_a_placed_child(site: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from retinue import (
     Agent,
     ConfigurationError,
     Decision,
-    ExecutionBackendError,
     HarnessAgent,
     Limits,
     RunResult,
@@ -24,7 +24,10 @@ from retinue import (
     tool,
 )
 from retinue.stores import MemoryStore
+from retinue.tasks.files import WorkspaceTaskRepository
+from retinue.tasks.task import TaskScope
 from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
+from retinue.workspace.local import LocalFilesystem
 from tests.subagents.stage import Stage, harness, key_in, said, send, spawn, stage, told
 
 GP = "general-purpose"
@@ -124,35 +127,53 @@ async def test_keys_and_labels_belong_to_one_user_and_session(
     assert said(stage(agent).of_children[-1]) == ["one", "did one", "two"]
 
 
-@pytest.mark.parametrize("thread_id", ["../x", "a/b", "..", "a..b", ".x", "x" * 129, "a\\b", "a\nb", "a\0", "ü"])
-async def test_a_session_id_that_could_lead_out_is_refused(tmp_path: Path, thread_id: str) -> None:
+ODD = ["../x", "a/b", "..", ".", "a..b", ".x", "x" * 300, "a\\b", "a\nb", "~a", "%2e%2e", "c:/x", "会话1", "ü" * 200]
+
+
+@pytest.mark.parametrize("thread_id", ODD, ids=lambda one: one[:8])
+@pytest.mark.parametrize("stored", [False, True])
+async def test_any_thread_id_has_sub_agents_and_tasks_within_the_workspace(
+    tmp_path: Path, thread_id: str, stored: bool
+) -> None:
+    """The same ids as for any agent; files for them stay in the folder of task records."""
+    folder, url = tmp_path / "deep" / "work", f"sqlite:///{tmp_path}/app.db" if stored else "memory:"
+    agent = harness(folder, spawn(GP, "one", label="a"), spawn(GP, "two", timeout_seconds=0))
+    async with Runtime.open(url, [agent]) as runtime:
+        run = runtime.stream("boss", "go", thread_id=thread_id)
+        assert (await run.result()).status is RunStatus.COMPLETED
+        assert [event async for event in runtime.events(run.run_id)]
+        stage(agent).go_on(send("three", label="a"), call("task_list", {}), say("end"))
+        result = await runtime.run("boss", "go on", thread_id=thread_id)
+        assert "did three" in told(result)[-2]
+        assert told(result)[-1].count("task_id: ") == 1
+        other = harness(folder, call("task_list", {}))
+        async with Runtime([other]) as beside:
+            assert "task_id" not in told(await beside.run("boss", "go", thread_id="x"))[0]
+    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    (tasks,) = {path for path in made if not path.startswith("app.db") and not path.endswith(".lock")}
+    assert tasks.startswith("deep/work/agents/boss/tasks/")
+    records = await WorkspaceTaskRepository(LocalFilesystem(folder), "boss").everything()
+    assert {record.parent_session_id for record in records} == {thread_id}
+
+
+async def test_two_thread_ids_never_share_a_file_of_tasks(tmp_path: Path) -> None:
+    """Also not one that is spelled like the file of another."""
+    ids = ["a/b", "a%2Fb", "~" + sha256(b"a/b").hexdigest(), "c:x", "c%3Ax", "c%3Ax/", "A", "会话1", "会话2"]
     agent = harness(tmp_path)
-    with pytest.raises(ConfigurationError, match="also names files: begin with an ASCII letter|NUL character"):
-        await Runtime([agent]).run("boss", "go", thread_id=thread_id)
+    runtime = Runtime([agent])
+    await runtime.run("boss", "go")  # its one turn
+    for thread_id in ids:
+        stage(agent).go_on(spawn(GP, "one", timeout_seconds=0), say("end"))
+        run = runtime.stream("boss", "go", thread_id=thread_id)
+        await run.result()
+        assert [event async for event in runtime.events(run.run_id)]
+    repository = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "boss")
+    assert [len(await repository.list(TaskScope("boss", thread_id))) for thread_id in ids] == [1] * len(ids)
 
 
-async def test_a_session_id_that_could_lead_out_is_refused_however_a_harness_comes_to_it(tmp_path: Path) -> None:
-    heir = harness(tmp_path / "main", spawn(GP, "x", timeout_seconds=0), name="heir")
-    problems: list[str] = []
-
-    @tool
-    async def delegate(ctx: ToolContext) -> str:
-        """Delegate."""
-        try:
-            await ctx.run_child(heir, "x", thread_id="../../../package")
-        except ExecutionBackendError as exc:
-            problems.append(str(exc))
-        return "refused"
-
-    model = ScriptedModel([call("delegate"), call("transfer_to_heir", {}), say("I go on myself")])
-    top = Agent("top", model, tools=[delegate], handoffs=[heir])
-    sink = RecordingSink()
-    result = await Runtime([top]).run("top", "go", thread_id="../../../package", sinks=[sink])
-    begin = "begin with an ASCII letter, a digit or _, and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
-    rule = f"the thread id '../../../package' also names files: {begin}"
-    assert problems == [f"agent 'heir' could not be run: agent 'heir': {rule}"]
-    assert [event.message for event in sink.of("error")] == [f"handoff to 'heir' refused: agent 'heir': {rule}"]
-    assert (result.status, result.response) == (RunStatus.COMPLETED, "I go on myself")
+async def test_a_thread_id_that_no_agent_takes_is_refused_by_a_harness_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="NUL character"):
+        await Runtime([harness(tmp_path)]).run("boss", "go", thread_id="a\0")
     assert list(tmp_path.iterdir()) == []
 
 

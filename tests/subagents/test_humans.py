@@ -127,3 +127,30 @@ async def test_cancelling_a_tree_that_waits_ends_every_run_in_it() -> None:
     assert set(last.values()) == {"cancelled"}
     assert len(last) == 3
     assert events[-1].ns == ()
+
+
+async def test_a_child_that_waits_is_cancelled_with_its_call_and_that_is_told() -> None:
+    """The tool passes the suspended child on as an ordinary result: nobody can answer the child any more."""
+    agent = worker(Counter())
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate, and do not look at the status."""
+        outcome = await ctx.run_child(agent, "ask x")
+        return f"it said {outcome.response}"
+
+    runtime = Runtime([Agent("boss", ScriptedModel([call("delegate", id="c1"), say("done")]), tools=[delegate])])
+    run = runtime.stream("boss", "go")
+    result = await run.result()
+    events: list[Any] = [event async for event in runtime.events(run.run_id)]
+    assert (result.status, result.suspended) == (RunStatus.COMPLETED, {})
+    (problem,) = [event for event in events if event.kind == "error"]
+    assert problem.code == "waiting_child_cancelled"
+    assert problem.message == (
+        "call 'c1' of delegate has ended although its child 'worker' waits for a human: the child is cancelled. "
+        "Return ToolResult.suspended(…) while a child is suspended"
+    )
+    (child,) = {event.run_id for event in events if event.ns}
+    (ended,) = [event for event in events if event.kind == "tool_call_finished" and event.call_id == "c1"]
+    assert ended.result.metadata == {"cancelled_children": [child]}
+    assert [event.status for event in events if event.kind == "child_finished"][-1] == "cancelled"

@@ -12,9 +12,9 @@ from msgspec import UNSET
 from ..core.agents import Agent, Toolbox, linked_agents
 from ..core.backend import Resolver, RunRequest
 from ..core.content import to_json_bytes, to_json_value
-from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownKey
+from ..core.errors import ConfigurationError, ExecutionBackendError, RecordUnreadable, UnknownAgent, UnknownKey
 from ..core.events import ChildStarted, Namespace, Sink
-from ..core.hooks import Registrar
+from ..core.hooks import Registrar, registered
 from ..core.messages import Role
 from ..core.model import Model
 from ..core.rows import Ending, StoredRequest
@@ -55,8 +55,6 @@ class Blueprint:
         self, request: RunRequest, log: LiveLog, parent: Execution | None = None, ns: Namespace = ()
     ) -> Execution:
         """Set up a new run. A mistake in the request raises here, and no event exists yet."""
-        if parent is None or request.keeps_thread:  # else the thread id was generated
-            request.agent.check_thread(request.identity.thread_id)
         x = self._execution(request, RunState(request.identity, ns, _stored(request, log, parent is None)), log, parent)
         if request.seed.extensions:
             x.store.apply_seed(request.seed)
@@ -85,7 +83,7 @@ class Blueprint:
             slots = _slots_of(limits)
         else:
             slots = _slots_of(above.limits).below(limits)
-            hooks = hooks.below(_hooks_of(above.hooks_of, self._resolver))
+            hooks = hooks.below(_hooks_of(agent.name, above.hooks_of, self._resolver))
         equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
         equip = partial(_equip, agent, hooks)  # not a method of the run: a cycle would keep it in memory for a while
         return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
@@ -111,12 +109,17 @@ def _slots_of(limits: Limits | None) -> Slots:
     return Slots(parallel)
 
 
-def _hooks_of(names: tuple[str, ...], resolver: Resolver) -> HookTable:
+def _hooks_of(agent: str, names: tuple[str, ...], resolver: Resolver) -> HookTable:
     """Return the inherited hooks for a placed run, whose parents are in another log."""
     table = HookTable()
     for name in names:
-        store = StateStore()
-        table = HookTable([store.install(plugin) for plugin in resolver.agent(name).plugins]).below(table)
+        try:
+            plugins = resolver.agent(name).plugins
+        except UnknownAgent as exc:
+            advice = f"give this worker the agent {name!r} too, or set inherited=False on plugins meant for it alone"
+            problem = f"hooks of agent {name!r} hold for agent {agent!r} and this worker does not have them"
+            raise ConfigurationError(f"{problem}: {advice}") from exc
+        table = HookTable([registered(plugin) for plugin in plugins]).below(table)
     return table
 
 
@@ -131,7 +134,6 @@ def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> T
 def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
     """Return the equipment for a handoff to another agent; plugins that both agents have keep their state."""
     agent = _agent_for_handoff(first, x, name)
-    agent.check_thread(x.identity.thread_id)
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
     toolbox = _toolbox(agent, registrars, x.resolver)
     made = HookTable(registrars).below(hooks)  # inherited hooks stay, whichever agent continues

@@ -185,9 +185,6 @@ class Agent(Generic[Out]):
     def check_parts(self) -> None:
         """Raise ConfigurationError if the arguments do not fit together. A runtime calls it when an agent is added."""
 
-    def check_thread(self, thread_id: str) -> None:
-        """Raise ConfigurationError if it cannot run on that thread."""
-
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         """Continue the background tasks that a run had when its process died."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -15,6 +17,17 @@ Stamp = Hashable
 
 KeptBack = Callable[[tuple[str, ...]], bool]
 """Returns True for a folder, by the names that lead to it, that must not be entered."""
+
+
+_PLAIN = re.compile(r"[a-z0-9_][a-z0-9_.@=+-]{0,99}")
+
+
+def name_of_part(key: str) -> str:
+    """Return a file name for a user or a conversation: the key itself if it can be one, otherwise its hash.
+
+    Keys with capital letters are hashed too: some systems do not tell them from small ones.
+    """
+    return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 class FileEntry(Struct, frozen=True, gc=False):

@@ -106,6 +106,10 @@ class Hook(Struct, frozen=True):
     priority: int = 100
     optional: bool = False
     inherited: bool = False
+    source: int = 0
+    """The identity of the plugin: a run that has the plugin itself does not inherit the hook once more."""
+    is_above: bool = False
+    """The hook is inherited from a run above. The present agent may lack its keys, actions and effects."""
     rules: Rules | None = None
     """The rules by which it denies calls. A decision whose arguments they deny is refused before the hook runs."""
 
@@ -174,7 +178,8 @@ class Registrar:
             raise ConfigurationError(f"{owner}: there is no phase {phase!r}; phases are {', '.join(PHASES)}")
         if not callable(cast("Any", function)):
             raise ConfigurationError(f"{owner}: a hook is a function of a HookContext, not {function!r}")
-        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, self.plugin.inherited, rules))
+        inherited, source = self.plugin.inherits(phase), id(self.plugin)
+        self.hooks.append(Hook(phase, function, self.plugin.name, priority, optional, inherited, source, rules=rules))
 
     def action(self, kind: type[A], handler: Callable[[A, HookContext], CommandReturn]) -> None:
         """Let `handler` carry out scheduled actions of a type, at the end of the phase that scheduled them."""

@@ -140,8 +140,13 @@ class Plugin:
     """Subclass it, give it a `name`, and register keys, tools and hooks in `register`."""
 
     name: str = ""
-    inherited: bool = False
-    """True if its hooks also apply to every run below, so that delegation does not bypass them."""
+    inherited: bool | None = None
+    """Whether its hooks also apply to every run below. If not set, `before_tool` hooks do, so that delegation does not bypass
+    them, and hooks of other phases do not."""
+
+    def inherits(self, phase: Phase) -> bool:
+        """Return whether its hooks of a phase apply to runs below, too."""
+        return phase == "before_tool" if self.inherited is None else self.inherited
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -276,6 +276,11 @@ class Snapshot(Struct, frozen=True, eq=False):
     _keys: Mapping[str, StateKey[Any, Any]]
     _values: Mapping[str, Any]
     revision: int
+    _takes_any_key: bool = False
+
+    def for_hooks_above(self) -> Snapshot:
+        """Return the same for hooks of the runs above, whose keys may be unknown here: those have their defaults."""
+        return Snapshot(self._keys, self._values, self.revision, True)
 
     def __getitem__(self, key: StateKey[V, Any]) -> V:
         """The value, or a fresh default where nothing was written."""
@@ -301,6 +306,8 @@ class Snapshot(Struct, frozen=True, eq=False):
             as_key(key)
             raise
         if registered is None:
+            if self._takes_any_key:
+                return key
             raise UnknownKey(key.name)
         return registered
 

@@ -407,6 +407,19 @@ def _commit(
     return fields, work
 
 
+def _left_waiting(x: Execution, call: CallState) -> list[str]:
+    """Report the children that wait for a human while their call ends: nobody could answer them. Return their run ids."""
+    children = [x.log.tree.runs.get(ref.run_id) for ref in call.children.values() if not ref.ended]
+    left = [child for child in children if child is not None and child.waits and not child.request.detached]
+    for child in left:
+        x.emit_error(
+            f"call {call.call.id!r} of {call.call.name} has ended although its child {child.identity.agent!r} waits for a "
+            "human: the child is cancelled. Return ToolResult.suspended(…) while a child is suspended",
+            "waiting_child_cancelled",
+        )
+    return [child.run_id for child in left]
+
+
 def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mapping[str, Any] = _NOTHING) -> None:
     """Emit the end of a call with its message, or the event of its suspension."""
     made, result, status = call.call, outcome.result, outcome.status
@@ -427,6 +440,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         if ticket.takes_arguments and (rules := x.hooks.rules()):
             fields = {**fields, "rules": rules}
     else:
+        if left := _left_waiting(x, call):
+            result = replace(result, metadata={**result.metadata, "cancelled_children": left})
         for child in call.children.values():
             if not child.ended:
                 reason, is_failed = "the call that started it has ended", status is ToolCallStatus.FAILED

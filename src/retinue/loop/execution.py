@@ -167,6 +167,8 @@ class Execution:
         """Held while the errors in the arguments of a call are listed: that takes time, so it is done one call a turn."""
         self.kept: dict[str, str] = {}
         """For calls whose result is cut: a sentence that says where the whole result is."""
+        self.reported: set[str] = set()
+        """The problems of inherited hooks that were reported: each is reported once."""
         self.partial_text: list[str] = []
         """The text of an answer that is not finished."""
         self.output: Any = None

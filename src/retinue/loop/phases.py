@@ -89,13 +89,15 @@ class HookTable:
         self.has_any = bool(self.by_phase or self.keeper)
 
     def below(self, parent: HookTable) -> HookTable:
-        """Return these hooks and the inherited hooks of the parent."""
-        if not parent.inherited:
+        """Return these hooks and the inherited hooks of the parent, without those of plugins that are here themselves."""
+        own = {hook.source for hooks in self.by_phase.values() for hook in hooks}
+        above = [replace(hook, is_above=True) for hook in parent.inherited if hook.source not in own]
+        if not above:
             return self
         made = HookTable()
         made.actions, made.effects, made.keeper = self.actions, self.effects, self.keeper
         made.by_phase = {phase: list(hooks) for phase, hooks in self.by_phase.items()}
-        for hook in parent.inherited:
+        for hook in above:
             made.by_phase.setdefault(hook.phase, []).insert(0, hook)
         made._settle()
         return made
@@ -148,8 +150,8 @@ class HookRound:
         for hook in self.x.hooks.by_phase.get(self.phase, ()):
             # Most hooks return None: that must cost next to nothing.
             try:
-                returned: Any = hook.function(self.context)
-                returned = None if returned is None else await self._checked(returned)
+                returned: Any = hook.function(self._context_for(hook))
+                returned = None if returned is None else await self._checked(hook, returned)
                 if seen != args:
                     seen = self._restore_arguments()
                     raise TypeError("changed the arguments of the call; return SetResult, Suspend or Block instead")
@@ -181,8 +183,8 @@ class HookRound:
     async def _run_again(self, hook: Hook) -> Any:
         """Run a hook on the state with the commands so far applied; return its intercept, if any."""
         try:
-            context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
-            returned = await self._checked(hook.function(context))
+            self.context = replace(self.context, snapshot=self.x.store.preview(self.whole() or StateCommand()))
+            returned = await self._checked(hook, hook.function(self._context_for(hook)))
         except BaseException as exc:
             self._failed(hook, exc)
             return None
@@ -203,16 +205,52 @@ class HookRound:
             reason = f"returned {type(intercept).__name__}, which only before_tool may"
             raise HookFailed(hook.label, self.phase, reason)
 
-    async def _checked(self, returned: Any) -> HookReturn:
+    def _context_for(self, hook: Hook) -> HookContext:
+        """Return the context of a hook; one from above may read keys that this agent does not have."""
+        context = self.context
+        return replace(context, snapshot=context.snapshot.for_hooks_above()) if hook.is_above else context
+
+    async def _checked(self, hook: Hook, returned: Any) -> HookReturn:
         """Await what a hook returned, and check that it can be committed."""
         if inspect.isawaitable(returned):
             returned = await returned
         if isinstance(returned, StateCommand):
+            if hook.is_above:
+                returned = self._without_unknown(hook, returned)
             self.x.hooks.check(returned)
             self.x.store.check(returned)
         elif returned is not None and not isinstance(returned, Block | Suspend | SetResult):
             raise TypeError(f"returned {type(returned).__name__}, not None, a StateCommand or an intercept")
         return returned
+
+    def _without_unknown(self, hook: Hook, command: StateCommand) -> StateCommand:
+        """Return a command of a hook from above without what this agent does not register; report what is dropped."""
+        x, table = self.x, self.x.hooks
+        known, dropped = StateCommand(), dict[str, None]()
+        for key, update in command.patch.updates:
+            if x.store.key(key.name) is None:
+                dropped[f"state key {key.name!r}"] = None
+            else:
+                known.update(key, update)
+        for action in command.actions:
+            if type(action) in LOOP_ACTIONS or type(action) in table.actions:
+                known.schedule(action)
+            else:
+                dropped[f"action {type(action).__name__}"] = None
+        for effect in command.effects:
+            if type(effect) in table.effects:
+                known.emit(effect)
+            else:
+                dropped[f"effect {type(effect).__name__}"] = None
+        if not dropped:
+            return command
+        known.events.extend(command.events)
+        problem = f"{hook.label} is inherited, and agent {x.agent.name!r} does not register {', '.join(dropped)}"
+        if problem not in x.reported:
+            x.reported.add(problem)
+            _log.warning("%s: dropped", problem)
+            x.emit_error(f"{problem}: dropped. Give the agent a plugin that registers it", "inherited_change_dropped")
+        return known
 
     def _failed(self, hook: Hook, exc: BaseException) -> None:
         """Raise HookFailed; if the hook is optional, log and emit the error instead."""

@@ -20,9 +20,12 @@ from ..core.plugins import Phase, Plugin
 class HookPlugin(Plugin):
     """A plugin with one hook. Calling it calls the function, as a test does."""
 
-    def __init__(self, phase: Phase, function: Callable[[Any], Any], priority: int, optional: bool, inherited: bool):
+    def __init__(
+        self, phase: Phase, function: Callable[[Any], Any], priority: int, optional: bool, inherited: bool | None
+    ):
         self.name = getattr(function, "__name__", "hook")
         self.inherited = inherited
+        self.inherited = self.inherits(phase)
         self._registered: tuple[Any, ...] = (phase, function, priority, optional)
 
     def register(self, r: Registrar) -> None:
@@ -36,7 +39,7 @@ class HookPlugin(Plugin):
 class PluginOptions(HookOptions, total=False):
     """The options of `@hook`, which describes them."""
 
-    inherited: bool
+    inherited: bool | None
 
 
 @overload
@@ -51,10 +54,11 @@ def hook(
 def hook(
     phase: Phase, **options: Unpack[PluginOptions]
 ) -> Callable[[Callable[[HookContext], CommandReturn]], HookPlugin]: ...
-def hook(phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool = False) -> Any:
+def hook(phase: Phase, *, priority: int = 100, optional: bool = False, inherited: bool | None = None) -> Any:
     """Make a plugin from one function, for `Agent(plugins=[…])`; the plugin has the function's name.
 
-    With `inherited=True` the hook also holds for every run below the agent."""
+    With `inherited=True` the hook also holds for every run below the agent, with `inherited=False` for the agent alone. If
+    not given, a `before_tool` hook is inherited and others are not."""
 
     def decorate(function: Callable[[Any], Any]) -> HookPlugin:
         return HookPlugin(phase, function, priority, optional, inherited)

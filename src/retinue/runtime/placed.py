@@ -24,12 +24,14 @@ from ..core.backend import BackendProfile, RunRequest
 from ..core.context import GRACE, CancellationToken
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
+from ..core.hooks import registered
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..core.together import until_stopped
 from ..loop.execution import Execution
 from ..loop.grants import Wanted
 from ..loop.log import Widen
+from ..loop.phases import HookTable
 from ..loop.state import LogState
 from .inbox import encode_cancel, encode_wanted, make_wish
 from .placed_calls import PlacedCalls
@@ -132,15 +134,23 @@ def _model(request: RunRequest, lineage: list[Execution]) -> Any:
 def _hooks_of(agent: Agent, lineage: list[Execution], registry: AgentRegistry) -> tuple[str, ...]:
     """Return the names of the agents whose inherited hooks apply to a placed run."""
     names: list[str] = []
+    found = {id(plugin) for plugin in agent.plugins}
     for x in reversed(lineage):
         if x.state.request.above is not None:
             names.extend(x.state.request.above.hooks_of)
+            found.update(
+                id(plugin) for name in x.state.request.above.hooks_of for plugin in registry.agent(name).plugins
+            )
         for one in x.agents:
-            if any(plugin.inherited for plugin in one.plugins):
-                if registry.agents.get(one.name) is not one:
-                    problem = f"plugins of {one.name!r} hold for it, and its worker cannot find that agent by name"
-                    raise ExecutionBackendError(agent.name, f"{problem}: give the runtime both agents")
-                names.append(one.name)
+            missing = {hook.source for hook in HookTable(map(registered, one.plugins)).inherited} - found
+            if not missing:
+                continue
+            if registry.agents.get(one.name) is not one:
+                problem = f"hooks of agent {one.name!r} hold for it, and its worker cannot find that agent by name"
+                advice = f"give {one.name!r} to the runtime, or set inherited=False on plugins meant for it alone"
+                raise ExecutionBackendError(agent.name, f"{problem}: {advice}")
+            names.append(one.name)
+            found |= missing
     return tuple(dict.fromkeys(names))
 
 

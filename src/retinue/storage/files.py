@@ -17,11 +17,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
 
 from ..core.errors import ConfigurationError, FileMissing, FilesystemDown, PathDenied, PathError, StoreError
-from ..core.filesystem import FileEntry, KeptBack, Stamp
+from ..core.filesystem import FileEntry, KeptBack, Stamp, name_of_part
 from ..core.runs import RunIdentity
 from ..core.stores import Store
 from ..workspace.local import READ_LIMIT
-from ..workspace.paths import join_path, name_of_part, split_path, walk_files
+from ..workspace.paths import join_path, split_path, walk_files
 from .stores import sql_store
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from ..core.backend import Resolver
     from ..core.context import ToolContext
     from ..core.runs import Out, RunIdentity
-
-_SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 
 HOOK_PRIORITY = 80
 
@@ -264,13 +261,6 @@ class HarnessAgent(Agent[Out]):
         if "shell" in self.builtin_names and isinstance(self.files, RunsCommands):
             self.files.check_commands()
         self.check_confined(self)
-
-    def check_thread(self, thread_id: str) -> None:
-        if self.catalog is not None and (not _SESSION.fullmatch(thread_id) or ".." in thread_id):
-            raise ConfigurationError(
-                f"agent {self.name!r}: the thread id {thread_id!r} also names files: begin with an ASCII letter, a "
-                "digit or _, and use up to 128 ASCII letters, digits and any of _ . @ : = + -"
-            )
 
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         for plugin in self.plugins:

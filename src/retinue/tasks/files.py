@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
-from ..core.filesystem import Filesystem, Stamp
+from ..core.filesystem import Filesystem, Stamp, name_of_part
 from ..core.functions import in_thread
 from .repository import Records, SessionRecords, TaskSettings, is_long, open_scopes
 from .task import TaskRecord, TaskScope, encoded
 
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
 _FileChange = Callable[[Records], Any]
 _encode = msgspec.json.Encoder().encode
@@ -75,7 +77,7 @@ class WorkspaceTaskRepository(SessionRecords):
     async def everything(self) -> Sequence[TaskRecord]:
         """Return every task of this agent, of all sessions and users."""
         sessions = await in_thread(self._filesystem.stamps, {"path": self._folder, "suffix": ".json"})
-        found = [await self._current(name.removesuffix(".json")) for name in sorted(sessions)]
+        found = [await self._read_file(name.removesuffix(".json")) for name in sorted(sessions)]
         return [record for records in found for record in records.values()]
 
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
@@ -100,31 +102,36 @@ class WorkspaceTaskRepository(SessionRecords):
     def _open_scopes(self) -> list[TaskScope]:
         found: list[TaskRecord] = []
         for name in self._filesystem.stamps(self._folder, ".json"):
-            session_id = name.removesuffix(".json")
             try:
-                records = self._fresh(session_id).records
+                records = self._fresh(name.removesuffix(".json")).records
             except TaskStoreError:
                 continue  # the agent of that session gets the error
             found += records.values()
         return open_scopes(found)
 
     def _path(self, session_id: str) -> str:
-        return f"{self._folder}/{_file_name(session_id)}.json"
+        return self._path_of(_file_name(session_id))
+
+    def _path_of(self, name: str) -> str:
+        return f"{self._folder}/{name}.json"
 
     async def _current(self, session_id: str) -> dict[str, TaskRecord]:
-        """Return the records of a session; read again only if the file has changed."""
-        kept = self._read.get(session_id)
+        return await self._read_file(_file_name(session_id))
+
+    async def _read_file(self, name: str) -> dict[str, TaskRecord]:
+        """Return the records of the file of a session; read again only if the file has changed."""
+        kept = self._read.get(name)
         if self._filesystem.is_local:
-            stamp = self._filesystem.stamp(self._path(session_id))
+            stamp = self._filesystem.stamp(self._path_of(name))
             if stamp is None:
                 return {}
             if kept is not None and kept.stamp == stamp:
                 return kept.records
-        return (await in_thread(self._fresh, {"session_id": session_id})).records
+        return (await in_thread(self._fresh, {"name": name})).records
 
-    def _fresh(self, session_id: str) -> _Contents:
+    def _fresh(self, name: str) -> _Contents:
         """Read a file, unless it has not changed. Blocking."""
-        path, kept = self._path(session_id), self._read.get(session_id)
+        path, kept = self._path_of(name), self._read.get(name)
         stamp = self._filesystem.stamp(path)
         if kept is not None and stamp is not None and kept.stamp == stamp:
             return kept
@@ -134,23 +141,23 @@ class WorkspaceTaskRepository(SessionRecords):
         except FileMissing:
             return _Contents()
         # The stamp is older than the data: what is written in between is noticed the next time.
-        made = self._read[session_id] = self._parsed(session_id, data, stamp)
+        made = self._read[name] = self._parsed(name, data, stamp)
         return made
 
-    def _parsed(self, session_id: str, data: bytes, stamp: Stamp | None) -> _Contents:
-        kept = self._read.get(session_id)
+    def _parsed(self, name: str, data: bytes, stamp: Stamp | None) -> _Contents:
+        kept = self._read.get(name)
         if kept is not None and kept.data == data:
             return _Contents(data, kept.records, kept.lines, stamp)
         try:
             records = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             problem = f"it is not a file of task records ({exc}): mend it, or move it away"
-            raise TaskStoreError(self._path(session_id), problem) from None
+            raise TaskStoreError(self._path_of(name), problem) from None
         return _Contents(data, records, {}, stamp)
 
     async def _write(self, session_id: str, change: _FileChange) -> Any:
         """Write a change together with the others that wait, and return its outcome."""
-        key = asyncio.get_running_loop(), session_id
+        key = asyncio.get_running_loop(), _file_name(session_id)
         batch = last = self._batches.get(key)
         if batch is None or not batch.is_open or batch.written.done():  # one that was cancelled is done
             batch = self._batches[key] = _Batch(lambda made: self._write_batch(key, made, last))
@@ -166,19 +173,19 @@ class WorkspaceTaskRepository(SessionRecords):
             if last is not None:
                 await asyncio.wait({last.written})
             batch.is_open = False
-            return await in_thread(self._write_now, {"session_id": key[1], "changes": batch.changes})
+            return await in_thread(self._write_now, {"name": key[1], "changes": batch.changes})
         finally:
             if self._batches.get(key) is batch:
                 del self._batches[key]
 
-    def _write_now(self, session_id: str, changes: list[_FileChange]) -> list[Any]:
+    def _write_now(self, name: str, changes: list[_FileChange]) -> list[Any]:
         """Read, change and write back a file as one atomic step. Blocking."""
         outcomes: list[Any] = []
         made = _Contents()
 
         def apply(data: bytes | None) -> bytes | None:
             nonlocal made
-            before = _Contents() if data is None else self._parsed(session_id, data, None)
+            before = _Contents() if data is None else self._parsed(name, data, None)
             records = _Records(before.records)
             outcomes[:] = [_outcome(change, records) for change in changes]
             if not records.changed:
@@ -192,13 +199,18 @@ class WorkspaceTaskRepository(SessionRecords):
             made = _Contents(written, records, lines)
             return written
 
-        made.stamp = self._filesystem.update(self._path(session_id), apply)
-        self._read[session_id] = made
+        made.stamp = self._filesystem.update(self._path_of(name), apply)
+        self._read[name] = made
         return outcomes
 
 
 def _file_name(session_id: str) -> str:
-    """Return the name of the file of a session: its id. Names that begin like `c:` are refused as drive letters."""
+    """Return the name of the file of a session: its id if that can name a file, otherwise its hash. No two ids share a name.
+
+    Names that begin like `c:` are refused as drive letters.
+    """
+    if not _PLAIN.fullmatch(session_id):
+        return name_of_part(session_id)
     is_like_a_drive = session_id[:1].isalpha() and session_id[1:2] == ":"
     return session_id.replace(":", "%3A", 1) if is_like_a_drive else session_id
 

@@ -11,7 +11,6 @@ import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from heapq import merge
 from typing import TypeAlias, TypeVar
 
@@ -25,7 +24,6 @@ TEMPORARY = ".retinue-tmp-"
 
 _WINDOWS = os.name == "nt"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PLAIN = re.compile(r"[a-z0-9_][a-z0-9_.@=+-]{0,99}")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)(\..*)?")
 
@@ -79,14 +77,6 @@ def name_problem(name: str, *, windows: bool = _WINDOWS) -> str | None:
     if size > LONGEST_NAME:
         return f"a name in it is longer than {LONGEST_NAME} bytes"
     return _windows_problem(name) if windows else None
-
-
-def name_of_part(key: str) -> str:
-    """Return the name for the part of a user or session: the key itself if it can be one, otherwise its hash.
-
-    Keys with capital letters are hashed too: some systems do not tell them from small ones.
-    """
-    return key if _PLAIN.fullmatch(key) else f"~{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _windows_problem(name: str) -> str | None:

@@ -15,12 +15,11 @@ from copy import copy
 from typing import Literal, Self
 
 from ..core.errors import ConfigurationError, PathDenied
-from ..core.filesystem import Command, Filesystem
+from ..core.filesystem import Command, Filesystem, name_of_part
 from ..core.runs import RunIdentity
 from .containers import Container, Mount
 from .limits import SET_LIMITS, Cgroup, SandboxLimits, socket_filter
 from .local import READ_LIMIT, LocalFilesystem
-from .paths import name_of_part
 
 Isolation = Literal["shared", "user", "session"]
 
