@@ -19,7 +19,9 @@ ARGS: dict[str, tuple[Any, ...]] = {
     "LimitReached": ("bob", "depth", "why"),
     "LogUnreadable": ("file.db", "run_1", 3, "why"),
 }
-ONE_FIELD = ("UnknownRun ConsumerTooSlow UnknownKey PluginAlreadyInstalled PluginNotInstalled MissingValue").split()
+ONE_FIELD = (
+    "UnknownRun RuntimeClosed ConsumerTooSlow UnknownKey PluginAlreadyInstalled PluginNotInstalled MissingValue".split()
+)
 
 
 def made(name: str) -> Exception:

@@ -60,7 +60,7 @@ def open_files(folder: Path) -> list[str]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
 async def test_close_does_not_raise_what_a_run_raises_and_closes_the_store(sqlite_url: str, tmp_path: Path) -> None:
     entered, model = asyncio.Event(), Unscripted()
-    runtime = Runtime.open(sqlite_url, [Agent("bad", model), waiter(entered)])
+    runtime = Runtime.open(sqlite_url, [Agent("bad", model), waiter(entered)], on_close="cancel")
     await runtime.__aenter__()
     bad = runtime.stream("bad", "go", thread_id="t1")
     good = runtime.stream("waiter", "go", thread_id="t2")
