@@ -26,6 +26,7 @@ from retinue import (
     Suspend,
     SuspendTicket,
     ToolContext,
+    ToolResult,
     tool,
 )
 from retinue.plugins import BeforeToolContext, hook
@@ -99,12 +100,18 @@ class Till:
             "task": call("task", {"subagent_type": "clerk", "description": "refund"}),
             "as_tool": call("agent_run_clerk", {"prompt": "refund"}),
             "handoff": call("transfer_to_clerk", {}),
+            "two handoffs": call("transfer_to_middle", {}),
             "two levels": call("task", {"subagent_type": "middle", "description": "refund"}),
         }
         model = ScriptedModel([first.get(way, call("ask")), say("done")])
         parts: dict[str, Any] = {"plugins": [guard]}
         if way == "handoff":
             parts["handoffs"] = [clerk]
+        elif way == "two handoffs":  # the guard is of the second agent of three
+            parts["handoffs"] = [
+                Agent("middle", ScriptedModel([call("transfer_to_clerk", {})]), handoffs=[clerk], plugins=[guard])
+            ]
+            parts["plugins"] = []
         elif way == "as_tool":
             parts["tools"] = [clerk.as_tool()]
         elif way == "task":
@@ -138,7 +145,9 @@ async def whole(runtime: Runtime, agent: Agent) -> tuple[RunResult, list[Any]]:
     return result, [event async for event in runtime.events(run.run_id)]
 
 
-WAYS = ["task", "two levels", "run_child", "run_children", "as_tool", "handoff", "declared", "general-purpose"]
+WAYS = [
+    "task", "two levels", "run_child", "run_children", "as_tool", "handoff", "two handoffs", "declared", "general-purpose"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", [*WAYS, "background"])
@@ -150,7 +159,8 @@ async def test_a_hook_before_tools_holds_however_the_work_is_delegated(way: str,
     ends = [event for event in events if event.kind == "tool_call_finished" and event.tool_name == "refund"]
     assert [(event.status, event.message.text) for event in ends] == [("failed", "blocked: ask a manager")]
     assert till.refunds == 0
-    below = {phase for name, phase in guard.asked if name != "boss"}
+    above = {"boss", "middle"} if way == "two handoffs" else {"boss"}
+    below = {phase for name, phase in guard.asked if name not in above}
     # A mirror of its parent has the plugin itself.
     assert below == ({"before_tool"} if way != "general-purpose" else {"before_tool", "step_start"})
 
@@ -204,6 +214,84 @@ async def test_a_background_child_obeys_after_a_restart(tmp_path: Path) -> None:
         await reached.wait()
     async with Runtime.open(url, [boss(False)]) as second:
         events: list[Any] = [event async for event in second.events(run.run_id)]
+    ends = [event for event in events if event.kind == "tool_call_finished" and event.tool_name == "refund"]
+    assert [event.message.text for event in ends] == ["blocked: ask a manager"]
+    assert till.refunds == 0
+
+
+async def test_a_conversation_that_is_continued_later_obeys(tmp_path: Path) -> None:
+    """The child is started by one run and gets a message from the next run of the thread."""
+    till, guard = Till(), Guard()
+    spawn = {"agent_id": "clerk", "task": "look", "timeout_seconds": 60, "label": "a"}
+    turns = [
+        call("agent_spawn", spawn),
+        say("later"),
+        call("agent_send", {"message": "refund", "label": "a"}),
+        say("done"),
+    ]
+
+    def turn(request: Any) -> Any:
+        last = request.messages[-1]
+        if "# Subagent Context" not in request.messages[0].text:
+            return turns.pop(0)
+        return call("refund") if last.role == "user" and "refund" in last.text else say(last.text)
+
+    declared = [SubagentDeclaration("clerk", "A clerk")]
+    agent = HarnessAgent(
+        "boss", ScriptedModel(turn), "Lead.", [till.refund], [guard], workspace=tmp_path, subagents=declared
+    )
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Runtime.open(url, [agent]) as runtime:
+        await whole(runtime, agent)
+        guard.asked.clear()
+    async with Runtime.open(url, [agent]) as runtime:
+        _, events = await whole(runtime, agent)
+    ends = [event for event in events if event.kind == "tool_call_finished" and event.tool_name == "refund"]
+    assert [event.message.text for event in ends] == ["blocked: ask a manager"]
+    assert ("clerk", "before_tool") in guard.asked
+    assert till.refunds == 0
+
+
+@pytest.mark.parametrize("way", ["task", "handoff", "two handoffs"])
+async def test_a_run_that_waits_for_a_human_obeys_when_another_process_continues_it(way: str, tmp_path: Path) -> None:
+    """Nothing of the first process is left when the answer comes."""
+    till, url = Till(), f"sqlite:///{tmp_path}/app.db"
+
+    @tool
+    async def ask(ctx: ToolContext) -> Any:
+        """Ask a human."""
+        return ToolResult.suspended("May I?") if ctx.resume_input is None else str(ctx.resume_input)
+
+    def boss() -> Agent:
+        def turn(request: Any) -> Any:
+            last = request.messages[-1]
+            if last.role == "tool" and last.text == "yes":
+                return call("refund")
+            return say(last.text) if last.text.startswith("blocked") else call("ask")
+
+        clerk = Agent("clerk", ScriptedModel(turn), tools=[till.refund, ask])
+        if way == "task":
+            model = ScriptedModel(
+                lambda request: (
+                    say("done")
+                    if request.messages[-1].role == "tool"
+                    else call("task", {"subagent_type": "clerk", "description": "x"})
+                )
+            )
+            return Agent("boss", model, plugins=[Guard()], subagents=[clerk])
+        if way == "handoff":
+            return Agent("boss", ScriptedModel([call("transfer_to_clerk", {})]), plugins=[Guard()], handoffs=[clerk])
+        middle = Agent("middle", ScriptedModel([call("transfer_to_clerk", {})]), plugins=[Guard()], handoffs=[clerk])
+        return Agent("boss", ScriptedModel([call("transfer_to_middle", {})]), handoffs=[middle])
+
+    async with Runtime.open(url, [boss()]) as first:
+        waiting = await first.run("boss", "go")
+        assert waiting.status is RunStatus.SUSPENDED
+    async with Runtime.open(url, [boss()]) as second:
+        (ticket,) = waiting.suspended.values()
+        result = await second.resume(waiting.run_id, {"/".join(ticket.path): Decision.resume("yes")})
+        events: list[Any] = [event async for event in second.events(waiting.run_id)]
+    assert result.status is RunStatus.COMPLETED
     ends = [event for event in events if event.kind == "tool_call_finished" and event.tool_name == "refund"]
     assert [event.message.text for event in ends] == ["blocked: ask a manager"]
     assert till.refunds == 0

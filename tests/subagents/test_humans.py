@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -139,7 +140,8 @@ async def test_a_child_that_waits_is_cancelled_with_its_call_and_that_is_told() 
         outcome = await ctx.run_child(agent, "ask x")
         return f"it said {outcome.response}"
 
-    runtime = Runtime([Agent("boss", ScriptedModel([call("delegate", id="c1"), say("done")]), tools=[delegate])])
+    model = ScriptedModel([call("delegate", id="c1"), say("done")])
+    runtime = Runtime([Agent("boss", model, tools=[delegate])])
     run = runtime.stream("boss", "go")
     result = await run.result()
     events: list[Any] = [event async for event in runtime.events(run.run_id)]
@@ -153,4 +155,36 @@ async def test_a_child_that_waits_is_cancelled_with_its_call_and_that_is_told() 
     (child,) = {event.run_id for event in events if event.ns}
     (ended,) = [event for event in events if event.kind == "tool_call_finished" and event.call_id == "c1"]
     assert ended.result.metadata == {"cancelled_children": [child]}
+    read = model.requests[-1].messages[-1].text
+    assert (
+        read
+        == ended.message.text
+        == (
+            "it said None\n[Cancelled at the end of this call, still waiting for a human: 'worker'. Nobody can answer any more.]"
+        )
+    )
+    assert [event.status for event in events if event.kind == "child_finished"][-1] == "cancelled"
+
+
+async def test_a_call_that_is_cancelled_beside_its_waiting_child_gives_no_advice() -> None:
+    """The call was at work and might have waited for the child: its author has nothing to mend."""
+    agent, child_waits = worker(Counter()), asyncio.Event()
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate, and work on."""
+        await ctx.run_child(agent, "ask x")
+        child_waits.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    runtime = Runtime([Agent("boss", ScriptedModel([call("delegate")]), tools=[delegate])])
+    run = runtime.stream("boss", "go")
+    await child_waits.wait()
+    await runtime.cancel(run.run_id)
+    assert (await run.result()).status is RunStatus.CANCELLED
+    events: list[Any] = [event async for event in runtime.events(run.run_id)]
+    assert [event.code for event in events if event.kind == "error" and event.code == "waiting_child_cancelled"] == []
+    ended = [event for event in events if event.kind == "tool_call_finished" and event.ns == ()][-1]
+    assert (ended.status, ended.result.metadata) == ("cancelled", {})
     assert [event.status for event in events if event.kind == "child_finished"][-1] == "cancelled"

@@ -85,7 +85,7 @@ class Blueprint:
             slots = _slots_of(above.limits).below(limits)
             hooks = hooks.below(_hooks_of(agent.name, above.hooks_of, self._resolver))
         equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
-        equip = partial(_equip, agent, hooks)  # not a method of the run: a cycle would keep it in memory for a while
+        equip = partial(_equip, agent)  # not a method of the run: a cycle would keep it in memory for a while
         return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
 
     def _model(self, request: RunRequest, parent: Execution | None) -> Model:
@@ -131,12 +131,12 @@ def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> T
     return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
 
 
-def _equip(first: Agent, hooks: HookTable, x: Execution, name: str) -> Equipment:
+def _equip(first: Agent, x: Execution, name: str) -> Equipment:
     """Return the equipment for a handoff to another agent; plugins that both agents have keep their state."""
     agent = _agent_for_handoff(first, x, name)
     registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
     toolbox = _toolbox(agent, registrars, x.resolver)
-    made = HookTable(registrars).below(hooks)  # inherited hooks stay, whichever agent continues
+    made = HookTable(registrars).below(x.hooks)  # inherited hooks of all agents that had the run before stay
     keeps_model = agent.backend is None and (agent.model is None or x.request.override is not None)
     model = x.model if keeps_model else x.resolver.model_of(agent)
     return Equipment(agent, model, toolbox, toolbox.descriptors, made)

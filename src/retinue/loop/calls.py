@@ -407,8 +407,8 @@ def _commit(
     return fields, work
 
 
-def _left_waiting(x: Execution, call: CallState) -> list[str]:
-    """Report the children that wait for a human while their call ends: nobody could answer them. Return their run ids."""
+def _left_waiting(x: Execution, call: CallState) -> list[RunState]:
+    """Report and return the children that wait for a human while their call ends: nobody could answer them."""
     children = [x.log.tree.runs.get(ref.run_id) for ref in call.children.values() if not ref.ended]
     left = [child for child in children if child is not None and child.waits and not child.request.detached]
     for child in left:
@@ -417,7 +417,13 @@ def _left_waiting(x: Execution, call: CallState) -> list[str]:
             "human: the child is cancelled. Return ToolResult.suspended(…) while a child is suspended",
             "waiting_child_cancelled",
         )
-    return [child.run_id for child in left]
+    return left
+
+
+def _note_on(left: list[RunState]) -> str:
+    """Return what the model reads below the result of a call that ended although children of it wait for a human."""
+    names = ", ".join(repr(child.identity.agent) for child in left)
+    return f"[Cancelled at the end of this call, still waiting for a human: {names}. Nobody can answer any more.]"
 
 
 def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mapping[str, Any] = _NOTHING) -> None:
@@ -427,9 +433,13 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
     if len(text) > (limit := result_limit(x, made)):
         text = _shorten(text, limit, x.kept.pop(made.id, ""))
         parts = (TextPart(text), *[part for part in parts if not isinstance(part, TextPart)])
+    parts = parts or ((TextPart(text),) if text else ())
+    if status is not CALL_SUSPENDED and (left := _left_waiting(x, call)):
+        result = replace(result, metadata={**result.metadata, "cancelled_children": [child.run_id for child in left]})
+        parts = (*parts, TextPart(f"\n{_note_on(left)}" if parts else _note_on(left)))
     message = Message(
         role=_TOOL,
-        parts=parts or ((TextPart(text),) if text else ()),
+        parts=parts,
         tool_call_id=made.id,
         name=made.name,
         id=call.message_id,
@@ -440,8 +450,6 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         if ticket.takes_arguments and (rules := x.hooks.rules()):
             fields = {**fields, "rules": rules}
     else:
-        if left := _left_waiting(x, call):
-            result = replace(result, metadata={**result.metadata, "cancelled_children": left})
         for child in call.children.values():
             if not child.ended:
                 reason, is_failed = "the call that started it has ended", status is ToolCallStatus.FAILED
