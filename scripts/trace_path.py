@@ -20,7 +20,7 @@ from typing import Any
 
 from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd
 from retinue.core.events import ToolCallFinished, ToolCallReady
-from retinue.loop.log import LiveLog
+from retinue.log.owned import LiveLog
 from retinue.models import ModelChunk
 
 MOST = 25

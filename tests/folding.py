@@ -16,9 +16,9 @@ from msgspec import Struct
 from retinue.core.errors import Escape
 from retinue.core.events import DELTAS, Event
 from retinue.core.rows import LogRow, Private
-from retinue.loop.fold import fold
-from retinue.loop.log import LiveLog
-from retinue.loop.state import LogState, RunState
+from retinue.log.fold import fold
+from retinue.log.owned import LiveLog
+from retinue.log.state import LogState, RunState
 from retinue.storage.packs import pack_rows, unpack_rows
 
 

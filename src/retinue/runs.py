@@ -4,7 +4,7 @@
 from .core.decisions import Decision
 from .core.results import ToolCallStatus
 from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, RunStatus, Usage
-from .loop.state import CallState, LogState, RunState
+from .log.state import CallState, LogState, RunState
 from .runtime import Run, Runtime
 from .runtime.run import ChildRun, RunHandle, TextStream
 from .runtime.runtime import RunOptions

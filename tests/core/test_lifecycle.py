@@ -13,7 +13,7 @@ from retinue import PersistedState, RunResult, RunStatus, ToolCall, ToolCallStat
 from retinue.core.results import CALL_MOVES
 from retinue.core.runs import RUN_MOVES
 from retinue.errors import IllegalMove
-from retinue.loop.state import CallState
+from retinue.log.state import CallState
 
 LEGAL = {
     ("new", "running"),

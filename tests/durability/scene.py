@@ -19,9 +19,9 @@ from typing import Any
 from msgspec import Struct
 
 from retinue import Agent, Decision, Event, ModelRequest, RunResult, Runtime
-from retinue.loop.fold import fold_all
+from retinue.log.fold import fold_all
+from retinue.log.writer import LogWriter
 from retinue.models import ModelChunk
-from retinue.storage.logs import LogWriter
 from retinue.storage.stores import open_store
 from retinue.stores import ThreadRecord
 from retinue.testing import ScriptedModel

@@ -15,8 +15,8 @@ import pytest
 from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, Run, RunStatus, Runtime, tool
 from retinue.core.events import TaskUpdated
 from retinue.errors import RuntimeClosed
-from retinue.loop.fold import fold_all
-from retinue.loop.log import LiveLog
+from retinue.log.fold import fold_all
+from retinue.log.owned import LiveLog
 from retinue.models import ModelChunk, TextChunk
 from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskScope, TaskStatus, service

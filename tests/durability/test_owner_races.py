@@ -12,10 +12,10 @@ import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.core.stores import Wish
-from retinue.loop.log import LiveLog
-from retinue.loop.state import RunState
-from retinue.runtime.owner import Owner
-from retinue.storage.logs import LogWriter
+from retinue.log.owned import LiveLog
+from retinue.log.ownership import Owner
+from retinue.log.state import RunState
+from retinue.log.writer import LogWriter
 from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
 
@@ -164,7 +164,7 @@ async def test_a_log_of_ours_that_nothing_works_on_is_found_again(
         return say("hello")
 
     waits = Agent("says", ScriptedModel(turn))
-    monkeypatch.setattr("retinue.runtime.owner._now", lambda: now[0])
+    monkeypatch.setattr("retinue.log.ownership._now", lambda: now[0])
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [waits], recover=False) as runtime, asyncio.timeout(90):
         runs: Any = runtime._runs  # pyright: ignore[reportPrivateUsage]
         run = runtime.stream("says", "hi")

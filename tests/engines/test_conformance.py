@@ -24,7 +24,7 @@ from retinue import (
 from retinue.core.context import ToolContext
 from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownRun
 from retinue.core.model import ModelRequest
-from retinue.runtime.owner import Owner
+from retinue.log.ownership import Owner
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn

@@ -14,7 +14,7 @@ import pytest
 from retinue import Agent, Decision, DecisionRefused, Limits, Run, RunStatus, Runtime
 from retinue.core.backend import RunRequest
 from retinue.core.stores import RunRecord
-from retinue.loop.state import LogState
+from retinue.log.state import LogState
 from retinue.runtime.dispatch import Dispatcher
 from retinue.runtime.placed import PlacedBackend, placed_id
 from retinue.runtime.worker import Worker

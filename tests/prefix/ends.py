@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from retinue.core.events import ToolCallFinished
 from retinue.core.messages import Message, ToolCall
 from retinue.core.results import ToolCallStatus
-from retinue.loop.state import LogState, RunState
+from retinue.log.state import LogState, RunState
 
 from .hooks import BEFORE, COUNT, HIDDEN, OWNER, THREAD, Bump
 from .program import Plan, World, key_of

@@ -16,9 +16,9 @@ from retinue import Decision, DecisionRefused, Limits, RunResult, RunStatus, Run
 from retinue.core.processes import process_identity
 from retinue.core.rows import LogRow
 from retinue.core.stores import LogBatch, RunRecord, ThreadRecord, Wish
-from retinue.loop.fold import fold_all
-from retinue.loop.log import LiveLog
-from retinue.loop.state import LogState
+from retinue.log.fold import fold_all
+from retinue.log.owned import LiveLog
+from retinue.log.state import LogState
 from retinue.storage.check import check
 from retinue.storage.packs import DELTAS
 from retinue.storage.stores import open_store

@@ -14,8 +14,8 @@ from retinue.core.backend import RunRequest
 from retinue.core.events import Custom, RunFinished, StateDelta, ToolCallReady
 from retinue.core.results import ToolCallStatus
 from retinue.core.stores import RunRecord, Wish
-from retinue.loop.fold import fold_all
-from retinue.loop.log import LiveLog
+from retinue.log.fold import fold_all
+from retinue.log.owned import LiveLog
 from retinue.loop.tickets import encode_decisions
 from retinue.runtime.inbox import restored
 from retinue.runtime.live import LiveRun

@@ -14,9 +14,9 @@ from retinue.backends.mirror import last_seen
 from retinue.core.events import DELTAS
 from retinue.core.runs import RunIdentity
 from retinue.events import RunFinished, RunStarted
-from retinue.loop.fold import fold_all
-from retinue.loop.log import LiveLog
-from retinue.loop.state import LogState, RunState
+from retinue.log.fold import fold_all
+from retinue.log.owned import LiveLog
+from retinue.log.state import LogState, RunState
 from retinue.plugins import Permissions
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say

@@ -11,8 +11,8 @@ import pytest
 from retinue import Agent, Runtime
 from retinue.client import Client
 from retinue.events import AnyEvent, ErrorRaised
+from retinue.log.ownership import is_orphan
 from retinue.runtime import reading
-from retinue.runtime.owner import is_orphan
 from retinue.storage.sql import SqlStore
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say

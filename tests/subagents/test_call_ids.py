@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import Agent, Child, Decision, Permissions, RunStatus, Runtime, ToolContext, tool
-from retinue.loop.fold import fold_all
+from retinue.log.fold import fold_all
 from retinue.storage.sql import SqlStore
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 from retinue import Agent, Runtime, tool
+from retinue.log.state import RunState
 from retinue.loop.execution import Execution
-from retinue.loop.state import RunState
 from retinue.testing import ScriptedModel, call, say
 
 

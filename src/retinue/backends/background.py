@@ -15,8 +15,8 @@ from ..core.messages import as_messages
 from ..core.rows import Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import RunRecord
+from ..log.owned import LiveLog
 from ..loop.execution import Execution, close_run, start_leg
-from ..loop.log import LiveLog
 from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskReporter, TaskService

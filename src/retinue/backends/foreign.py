@@ -36,12 +36,12 @@ from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import REMOTE_KEY, Limits, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..core.stores import ThreadRecord
+from ..log.call_ids import local_path, remote_path
+from ..log.owned import LiveLog
+from ..log.state import ChildRef, RunState, message_id
 from ..loop.budget import deadline, exceeded, limit_reached
-from ..loop.call_ids import local_path, remote_path
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
-from ..loop.log import LiveLog
-from ..loop.state import ChildRef, RunState, message_id
 from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text

@@ -17,12 +17,12 @@ from ..core.events import ChildFinished, MessagesSnapshot, Sink
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
+from ..log.owned import LiveLog
+from ..log.state import ChildRef, RunState
 from ..loop.budget import child_refusal, refuse_child, time_left
 from ..loop.execution import Execution, close_run, start_leg
 from ..loop.grants import widen_for_child
-from ..loop.log import LiveLog
 from ..loop.run import execute_run, stopped
-from ..loop.state import ChildRef, RunState
 from .setup import (
     Blueprint,
     asked_for,

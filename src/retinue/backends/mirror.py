@@ -18,9 +18,9 @@ from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
 from ..core.rows import Private
 from ..core.runs import REMOTE_KEY, RunResult
+from ..log.owned import LiveLog
+from ..log.state import RunState
 from ..loop.budget import deadline
-from ..loop.log import LiveLog
-from ..loop.state import RunState
 from .local import LocalBackend
 from .outcome import problem_of, wait_for_end
 

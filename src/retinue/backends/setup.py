@@ -23,12 +23,12 @@ from ..core.state import UnknownKeyPolicy
 from ..core.statestore import StateStore
 from ..core.stores import Store, ThreadRecord
 from ..core.tools import Tool
+from ..log.owned import LiveLog
+from ..log.state import NO_REQUEST, RunState
 from ..loop.calls import context_for
 from ..loop.execution import Equipment, Execution, Slots, result_of
-from ..loop.log import LiveLog
 from ..loop.phases import HookTable, shown
 from ..loop.run import SUSPENDED, begin_run
-from ..loop.state import NO_REQUEST, RunState
 
 DESCRIPTION = 2_000
 """Characters of a child's task in the event of its start."""

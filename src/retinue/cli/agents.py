@@ -22,10 +22,10 @@ from ..core.model import Model
 from ..core.runs import Limits, limits_of_run
 from ..core.stores import Store
 from ..core.tools import Tool
+from ..log.ownership import LEASE
 from ..models.registry import resolve_model
 from ..plugins.permissions import Permissions
 from ..runtime import Runtime
-from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..storage.tasks import SqlTaskRepository

@@ -13,8 +13,8 @@ import msgspec
 from ..core.errors import ConfigurationError, LogUnreadable, StoreError
 from ..core.events import Event
 from ..core.stores import RunRecord, StoredLog
-from ..loop.fold import fold_all
-from ..runtime.owner import is_gone
+from ..log.fold import fold_all
+from ..log.ownership import is_gone
 from ..storage import check as checks
 from ..storage import prune as pruning
 from ..storage import stores

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import ConfigurationError
 from ..core.together import wait_for_first
+from ..log.ownership import LEASE
 from ..runtime import Runtime
-from ..runtime.owner import LEASE
 from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..subagents.harness import HarnessAgent

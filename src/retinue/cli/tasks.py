@@ -11,7 +11,7 @@ import msgspec
 
 from ..core.errors import ConfigurationError
 from ..core.together import until_stopped
-from ..runtime.owner import is_gone
+from ..log.ownership import is_gone
 from ..storage.files import folders_with_tasks
 from ..storage.stores import without_secrets
 from ..storage.tasks import SqlTaskRepository

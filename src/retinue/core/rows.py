@@ -1,6 +1,6 @@
 """The rows of a log. A row is a public event, a private part that only the runtime reads, or both.
 
-The fold of a log's rows is the state of its runs (`loop/state.py`), so a row holds whatever a run needs to continue.
+The fold of a log's rows is the state of its runs (`log/state.py`), so a row holds whatever a run needs to continue.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct
 from ..core.messages import Role
 from ..core.model import CHARACTERS_PER_TOKEN
 from ..core.runs import DEFAULT_LIMITS, NO_USAGE, Limits, Usage
-from .state import RUNNING, LogState, RunState
+from ..log.state import RUNNING, LogState, RunState
 
 Amount = Literal["children", "steps", "tokens", "cost"]
 _NO_BUDGET = (None, None, None, None)

@@ -38,10 +38,10 @@ from ..core.schema import has_more_items, isolate
 from ..core.state import Snapshot, StateCommand
 from ..core.together import is_closing
 from ..core.tools import Tool
+from ..log.state import CALL_SUSPENDED, RUNNING, CallState, RunState
 from .budget import deadline
 from .execution import Execution, close_children
 from .phases import WorkItem, private_of
-from .state import CALL_SUSPENDED, RUNNING, CallState, RunState
 
 _log = logging.getLogger(__name__)
 

@@ -36,10 +36,10 @@ from ..core.runs import ENDED, RUN_MOVES, Limits, RunIdentity, RunResult, RunSta
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.tools import ToolDescriptor
+from ..log.owned import LiveLog
+from ..log.state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
 from .budget import is_limited
-from .log import LiveLog
 from .phases import HookTable
-from .state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
 from .tickets import tickets_of
 
 if TYPE_CHECKING:

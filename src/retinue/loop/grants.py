@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from ..core.runs import Grant, Limits, RunIdentity, Usage
 from ..core.tools import AgentTool, TaskTool
+from ..log.ask import Wanted
+from ..log.state import RUNNING, ChildRef, LogState, RunState
 from .budget import (
     Amount,
     closing_from,
@@ -30,7 +32,6 @@ from .budget import (
     starting,
     used,
 )
-from .state import RUNNING, ChildRef, LogState, RunState
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -39,16 +40,6 @@ _PART = 4
 """A child is granted what it asks for, and this fraction (1/4) of the rest."""
 _LARGE_PART = 2
 """The same (1/2) for steps, tokens and cost of a child that cannot ask for more."""
-
-
-class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The amounts that a placed run wants to use in all, with everything under it."""
-
-    children: int = 0
-    steps: int = 2
-    """The next step, and the closing turn."""
-    tokens: float = 0
-    cost: float = 0
 
 
 def first_grant(x: Execution, child: RunIdentity, own: Limits | None, *, can_ask: bool) -> Grant:

@@ -21,6 +21,7 @@ from ..core.results import ResumeMode, ToolCallStatus, ToolResult, ToolStatus
 from ..core.rows import Private
 from ..core.schema import isolate
 from ..core.state import StateCommand
+from ..log.state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
 from .calls import (
     CallOutcome,
     default_ticket,
@@ -37,7 +38,6 @@ from .calls import (
 )
 from .execution import Execution, cancelled_result, close_children
 from .phases import HookRound, carry_out
-from .state import CALL_NEW, CALL_RUNNING, CALL_SUSPENDED, CallState
 from .tickets import call_to_run
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ Model calls, tools and hooks that run already may finish. The owner of the log s
 from __future__ import annotations
 
 from ..core.results import ToolCallStatus
-from .log import LiveLog
-from .state import RUNNING, CallState, RunState
+from ..log.owned import LiveLog
+from ..log.state import RUNNING, CallState, RunState
 
 
 def is_idle(log: LiveLog) -> bool:

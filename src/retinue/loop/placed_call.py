@@ -23,11 +23,11 @@ from ..core.results import ToolCallStatus, ToolResult
 from ..core.rows import Ending, PlacedCall
 from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot, StateCommand
+from ..log.state import CallState
 from .calls import CallOutcome, execute, failed, interrupted, prepare, stop_if_given_up
 from .execution import Execution
 from .phases import LOOP_ACTIONS, decode_job, encode_job, name_of
 from .run import stop_run
-from .state import CallState
 
 _COMPLETED = Ending(RunStatus.COMPLETED, "natural")
 

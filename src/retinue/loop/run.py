@@ -30,13 +30,13 @@ from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot
 from ..core.together import is_closing, run_together
+from ..log.state import CALL_NEW, CallState, is_runnable, message_id, next_move
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
 from .execution import Execution, close_calls
 from .grants import widen_budget
 from .hooked import run_hooked_call
 from .phases import SIGNALS, carry_out, jobs_left, run_phase
-from .state import CALL_NEW, CallState, is_runnable, message_id, next_move
 from .turn import ask_model, continue_turn
 
 _log = logging.getLogger(__name__)

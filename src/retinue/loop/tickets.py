@@ -21,7 +21,7 @@ from ..core.messages import ToolCall, checked_record
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.rows import Answer
 from ..core.schema import ArgumentCheck, with_defaults
-from .state import CallState, LogState, RunState
+from ..log.state import CallState, LogState, RunState
 
 
 class Leaf(Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..core.errors import RetinueError, ThreadBusy
 from ..core.stores import WhenBusy
 from ..core.together import wait_for_first
+from ..log.ownership import Owner
 from .inbox import encode_start
-from .owner import Owner
 
 if TYPE_CHECKING:
     from .live import LiveRun

@@ -34,24 +34,15 @@ from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
 from ..core.together import run_together
-from ..loop.fold import fold_all
-from ..loop.log import LiveLog
-from ..loop.state import LogState, RunState
+from ..log.ask import Refusal, decode_reply, encode_cancel, make_wish, read_cancel
+from ..log.fold import fold_all
+from ..log.owned import LiveLog
+from ..log.ownership import Owner, is_gone
+from ..log.state import LogState, RunState
+from ..log.writer import LogWriter
 from ..loop.tickets import encode_decisions
-from ..storage.logs import LogWriter
-from .inbox import (
-    NoModel,
-    Refusal,
-    StoredStart,
-    decode_reply,
-    decode_start,
-    encode_cancel,
-    make_wish,
-    read_cancel,
-    restored,
-)
+from .inbox import NoModel, StoredStart, decode_start, restored
 from .live import LiveRun
-from .owner import Owner, is_gone
 from .reading import StoredEvents, read_events
 from .run import Opened
 

@@ -1,8 +1,4 @@
-"""Exchange between processes about a run: its stored request, and its inbox of wishes (decisions and cancels).
-
-Invariant: anyone may put a wish into the inbox; only the owner of the log changes the run. The owner carries out each
-wish once, in order of arrival. The reply is stored in the same transaction as its outcome.
-"""
+"""The stored request of a run, and the wishes of its inbox (`log/ask.py`) as its owner carries them out."""
 
 from __future__ import annotations
 
@@ -18,21 +14,21 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.content import clean_text, to_json_bytes
-from ..core.context import GRACE, CancellationToken
-from ..core.decisions import Decision
+from ..core.content import to_json_bytes
+from ..core.context import CancellationToken
 from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError, UnknownAgent
 from ..core.messages import Message
 from ..core.model import ModelChunk, ModelRequest
 from ..core.rows import Private, StoredRequest
-from ..core.runs import Limits, RunIdentity, limits_of_run, unique
+from ..core.runs import RunIdentity, limits_of_run
 from ..core.state import PersistedState
-from ..core.stores import DurableStore, Reply, Wish, WishKind
-from ..loop.grants import Wanted, falls_short, grant, wanted_with_child
+from ..core.stores import DurableStore, Wish
+from ..log.ask import decode_decisions, decode_wanted, encode_cancel, make_reply, make_wish, read_cancel
+from ..loop.grants import falls_short, grant, wanted_with_child
 
 if TYPE_CHECKING:
+    from ..log.ownership import Owner
     from .live import LiveRun
-    from .owner import Owner
 
 _log = logging.getLogger(__name__)
 
@@ -47,28 +43,7 @@ class StoredStart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
 
 
-class Refusal(Struct, frozen=True, omit_defaults=True):
-    """The reply to a wish: `refused` is empty if it was carried out."""
-
-    refused: str = ""
-    granted: Limits | None = None
-    """The new grant of a placed child that asked for more."""
-
-
-class CancelWish(Struct, frozen=True, omit_defaults=True):
-    """The body of a cancel."""
-
-    reason: str = "cancelled"
-    tasks: bool = False
-    grace: float = GRACE
-
-
-_encode = encode_wanted = msgspec.json.Encoder().encode
-_read_wanted = msgspec.json.Decoder(Wanted).decode
-_read_decisions = msgspec.json.Decoder(dict[str, Decision]).decode
-_read_cancel = msgspec.json.Decoder(CancelWish | str).decode
 decode_start = msgspec.json.Decoder(StoredStart).decode
-decode_reply = msgspec.json.Decoder(Refusal).decode
 
 
 def encode_start(request: RunRequest, stored: StoredRequest) -> bytes:
@@ -125,18 +100,6 @@ class NoModel:
         raise UnknownAgent("of a run without a model")
 
 
-def make_wish(log_id: str, run_id: str, kind: WishKind, body: bytes = b"") -> Wish:
-    return Wish(log_id=log_id, wish_id=f"{kind}_{unique()}", run_id=run_id, kind=kind, body=body)
-
-
-def encode_cancel(reason: str, grace: float = GRACE, tasks: bool = False) -> bytes:
-    return _encode(CancelWish(clean_text(reason), tasks, grace))
-
-
-def _reply(wish: Wish, refused: str = "") -> Reply:
-    return Reply(wish.wish_id, _encode(Refusal(clean_text(refused))))
-
-
 async def carry_out(run: LiveRun, wish: Wish) -> None:
     """Carry out a wish for a run that this process owns, or refuse it. The reply is stored with the outcome."""
     await run.stored()
@@ -153,17 +116,9 @@ async def carry_out(run: LiveRun, wish: Wish) -> None:
     await run.release_if_idle()
 
 
-def read_cancel(wish: Wish) -> CancelWish:
-    """Decode a cancel; an unreadable one counts as a plain cancel."""
-    with contextlib.suppress(msgspec.MsgspecError, ValueError):
-        said = _read_cancel(wish.body)
-        return CancelWish(said) if isinstance(said, str) else said
-    return CancelWish()
-
-
 async def _cancel(run: LiveRun, wish: Wish) -> None:
     wanted = read_cancel(wish)
-    run.replies.append(_reply(wish))
+    run.replies.append(make_reply(wish))
     await run.cancel(wanted.reason, wanted.grace)
     if wanted.tasks:
         await run.cancel_tasks()
@@ -173,10 +128,10 @@ async def _cancel(run: LiveRun, wish: Wish) -> None:
 async def _cancel_task(run: LiveRun, wish: Wish) -> None:
     if wish.run_id in run.log.holders:
         # Before the cancel: the log may end with this task, and nothing can be stored after that.
-        run.replies.append(_reply(wish))
+        run.replies.append(make_reply(wish))
         await cancel_task(run, wish.run_id)
     else:
-        run.replies.append(_reply(wish, f"task {wish.run_id!r} is not at work"))
+        run.replies.append(make_reply(wish, f"task {wish.run_id!r} is not at work"))
     await _store_replies(run)
 
 
@@ -187,9 +142,9 @@ async def _store_replies(run: LiveRun) -> None:
 
 
 async def _decide(run: LiveRun, wish: Wish) -> None:
-    reply = _reply(wish)
+    reply = make_reply(wish)
     try:
-        decisions = _read_decisions(wish.body)
+        decisions = decode_decisions(wish.body)
         if wish.run_id != run.run_id:
             await run.home.background.answer(run.log, wish.run_id, decisions)
         else:
@@ -203,7 +158,7 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
     except Exception as exc:
         if not isinstance(exc, DecisionRefused | msgspec.MsgspecError):
             _log.error("run %s: a decision on it was refused: %s", run.run_id, exc, exc_info=exc)
-        reply = _reply(wish, str(exc) or type(exc).__name__)
+        reply = make_reply(wish, str(exc) or type(exc).__name__)
     if run.writer is not None:
         await run.writer.settle(replies=(reply,))
 
@@ -211,10 +166,10 @@ async def _decide(run: LiveRun, wish: Wish) -> None:
 async def _grant(run: LiveRun, wish: Wish) -> None:
     """Grant a placed child more of the limits above it, as far as they allow."""
     log, child_id = run.log, wish.run_id
-    tree, dispatching, wanted = log.tree, log.dispatching, _read_wanted(wish.body)
+    tree, dispatching, wanted = log.tree, log.dispatching, decode_wanted(wish.body)
     known = tree.grants.get(child_id)
     parent = None if known is None else tree.runs.get(known.run_id)
-    reply = _reply(wish, "" if known else f"run {child_id!r} is not at work for this run")
+    reply = make_reply(wish, "" if known else f"run {child_id!r} is not at work for this run")
     if known is not None and parent is not None:
         more = grant(tree, parent, child_id, wanted, dispatching)
         if log.widen is not None and falls_short(more.limits, wanted):
@@ -222,7 +177,7 @@ async def _grant(run: LiveRun, wish: Wish) -> None:
             more = grant(tree, parent, child_id, wanted, dispatching)
         if more != known and child_id in tree.grants:
             log.append_private(Private(kind="commit", run_id=parent.run_id, grants={child_id: more}))
-        reply = Reply(wish.wish_id, _encode(Refusal(granted=more.limits)))
+        reply = make_reply(wish, granted=more.limits)
     if run.writer is not None:
         await run.writer.settle(replies=(reply,))
 
@@ -241,7 +196,7 @@ async def cancel_task(run: LiveRun, task_id: str) -> str:
 def store_cancel(run: LiveRun, owner: Owner, reason: str) -> None:
     """Put a cancel of this process into the inbox too: if the process dies first, the next owner carries it out."""
     wish = make_wish(run.run_id, run.run_id, "cancel", encode_cancel(reason))
-    run.replies.append(_reply(wish))
+    run.replies.append(make_reply(wish))
     owner.is_new(wish)  # it is carried out here already
     run.spawn(_put(owner.store, wish))
 

@@ -21,14 +21,14 @@ from ..core.rows import Ending
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
 from ..core.together import wait_for_first
+from ..log.owned import LiveLog
+from ..log.state import RunState
+from ..log.writer import LogWriter
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.leaving import is_idle
-from ..loop.log import LiveLog
 from ..loop.placed_call import execute_call
 from ..loop.run import execute_run, stop_run, stopped
-from ..loop.state import RunState
 from ..loop.tickets import match_decisions, waits_for
-from ..storage.logs import LogWriter
 from .beginning import take_thread
 from .inbox import carry_out, store_cancel
 from .waking import has_news, wake, waking_agents

@@ -28,12 +28,11 @@ from ..core.hooks import registered
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..core.together import until_stopped
+from ..log.ask import Wanted, encode_cancel, encode_wanted, make_wish
+from ..log.owned import Widen
+from ..log.state import LogState
 from ..loop.execution import Execution
-from ..loop.grants import Wanted
-from ..loop.log import Widen
 from ..loop.phases import HookTable
-from ..loop.state import LogState
-from .inbox import encode_cancel, encode_wanted, make_wish
 from .placed_calls import PlacedCalls
 from .reading import read_events
 

@@ -31,11 +31,11 @@ from ..core.messages import ToolCall
 from ..core.rows import PlacedCall, Private
 from ..core.runs import DEFAULT_LIMITS, Above, RunIdentity, RunResult, RunStatus
 from ..core.tools import Tool, descriptor_of
+from ..log.state import CallState
 from ..loop.budget import deadline
 from ..loop.calls import CallOutcome, failed
 from ..loop.execution import Execution
 from ..loop.placed_call import decode_outcome
-from ..loop.state import CallState
 from ..subagents.harness import StateOf
 from .inbox import NoModel
 

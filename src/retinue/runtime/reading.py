@@ -10,9 +10,9 @@ from ..core.engine import QUEUE_UNSERVED
 from ..core.errors import ConfigurationError, UnknownRun
 from ..core.events import AnyEvent, ErrorRaised, Event, TaskUpdated
 from ..core.stores import DurableStore, StoredLog
+from ..log.ownership import is_orphan
 from ..tasks.task import TaskStatus
 from .inbox import decode_start
-from .owner import is_orphan
 
 if TYPE_CHECKING:
     from .runs import LocalRuns

@@ -25,8 +25,8 @@ from ..core.messages import ToolCall
 from ..core.model import Model
 from ..core.runs import REMOTE_KEY, Child, RunResult, Usage
 from ..core.tools import Tool
-from ..loop.log import LiveLog
-from ..loop.state import LogState, RunState
+from ..log.owned import LiveLog
+from ..log.state import LogState, RunState
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children

@@ -29,14 +29,14 @@ from ..core.errors import (
 from ..core.events import Event, Sink
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
-from ..loop.log import LendSlot, LiveLog
-from ..loop.state import LogState
-from ..storage.logs import Gathering, LogWriter
+from ..log.owned import LendSlot, LiveLog
+from ..log.ownership import Owner
+from ..log.state import LogState
+from ..log.writer import Gathering, LogWriter
 from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
 from .inbox import cancel_task
 from .live import LiveRun
-from .owner import Owner
 from .reading import StoredEvents, read_events
 from .registry import AgentRegistry
 from .run import Opened, Run, RunLog

@@ -22,12 +22,12 @@ from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
 from ..core.state import Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
-from ..loop.state import RunState
+from ..log.ownership import LEASE
+from ..log.state import RunState
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
 from ..wire.parts import Mode, StreamPart, parts_of
 from .fork import fork_run, state_at
-from .owner import LEASE
 from .reading import StoredEvents
 from .registry import AgentRegistry
 from .run import Run, check_loop, check_place, result_or_cancel

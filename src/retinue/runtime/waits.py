@@ -16,8 +16,8 @@ from ..core.engine import LegSlots
 from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus
 from ..core.together import wait_for_first
-from ..loop.log import LiveLog
-from ..loop.state import CallState, RunState
+from ..log.owned import LiveLog
+from ..log.state import CallState, RunState
 
 if TYPE_CHECKING:
     from .live import LiveRun

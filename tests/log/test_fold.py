@@ -10,9 +10,9 @@ import pytest
 
 from retinue import Runtime
 from retinue.core.rows import LogRow, Private
-from retinue.loop.fold import fold, fold_all
-from retinue.loop.log import LiveLog
-from retinue.loop.state import LogState
+from retinue.log.fold import fold, fold_all
+from retinue.log.owned import LiveLog
+from retinue.log.state import LogState
 
 from ..folding import FoldBroken, FoldCheck, checked_folds, differences
 from ..prefix.generate import make

@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, Wish
 from ..core.together import keep_doing, wait_for_first
-
-if TYPE_CHECKING:
-    from .live import LiveRun
+from .writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +33,28 @@ _here: dict[str, asyncio.AbstractEventLoop] = {}
 """The open owners of this process, with their event loops."""
 
 
+class Owned(Protocol):
+    """A log that this process owns."""
+
+    @property
+    def writer(self) -> LogWriter | None: ...
+
+    def receive(self, wish: Wish) -> object:
+        """Carry out a wish, or refuse it, soon."""
+        ...
+
+    def lose(self) -> object:
+        """Stop all work on the log: another process owns it, or may own it now."""
+        ...
+
+
 class Owner:
     """This process as an owner of logs: renews their leases, reads their inboxes, and finds orphaned logs."""
 
     def __init__(self, store: DurableStore, lease: float) -> None:
         self.store, self.lease = store, lease
         self.id = f"{process_identity()}/{unique()}"
-        self.logs: dict[str, LiveRun] = {}
+        self.logs: dict[str, Owned] = {}
         self._seen_wishes: set[tuple[str, str]] = set()
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
         """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
@@ -68,7 +81,7 @@ class Owner:
         """Return whether the leases of this owner were renewed less than a lease ago."""
         return _now() < self.fresh_until
 
-    def add(self, log_id: str, run: LiveRun) -> None:
+    def add(self, log_id: str, run: Owned) -> None:
         """Start renewing the lease and reading the inbox of a log that was started or claimed here."""
         self.register()
         if not self.logs:
@@ -77,7 +90,7 @@ class Owner:
         self._move_on(run)
         self._keep_alive()
 
-    def _move_on(self, run: LiveRun) -> None:
+    def _move_on(self, run: Owned) -> None:
         """Tell the writer of a log how long its lease holds."""
         if run.writer is not None:
             run.writer.fresh_until = self.fresh_until

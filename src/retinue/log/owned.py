@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, deliver
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity, RunResult
+from .ask import Wanted
 from .call_ids import as_local
 from .fold import CHANGES, fold_event, fold_private
 from .state import EMPTY, RUNNING, LogState, RunState
+from .writer import LogWriter
 
 if TYPE_CHECKING:
-    from ..storage.logs import LogWriter
-    from .execution import Execution
-    from .grants import Wanted
+    from ..loop.execution import Execution
 
 _log = logging.getLogger(__name__)
 
