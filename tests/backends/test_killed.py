@@ -16,6 +16,7 @@ from retinue import Agent, RunStatus, Runtime, ToolContext, tool
 from retinue.backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from retinue.storage.stores import open_store
 from retinue.testing import ScriptedModel, call, say
+from tests import inside
 from tests.remote.server import TaskServer
 
 from ..prepared import PYTHON
@@ -54,8 +55,7 @@ async def start(database: str, server: str, kind: str) -> None:
         run = runtime.stream("parent", "go")
         sys.stdout.write(f"{run.run_id}\n")
         sys.stdout.flush()
-        backend = runtime._runs.backend  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: run.ended and not backend.elsewhere)  # also if the log is lost
+        await until(lambda: run.ended and not inside.is_waiting_for_others(runtime))  # also if the log is lost
         sys.stdout.write("nothing is waited for\n")
         sys.stdout.flush()
         await run.result()

@@ -40,6 +40,8 @@ from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.control.test_hooks import Hooks
 from tests.waiting import let_others_run
 
+from .. import inside
+
 count: StateKey[int, int] = StateKey("count", int, persistent=True)
 
 
@@ -399,7 +401,7 @@ async def test_cancelling_a_run_whose_thread_does_not_load_is_bounded() -> None:
 
 
 async def test_a_run_that_waits_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.runtime.runs.KEPT_LOGS", 3)
+    inside.keep_ended_logs(monkeypatch, 3)
 
     def answer(request: Any) -> Any:
         return say("ok") if request.messages[-1].role == "tool" or request.messages[-1].text == "x" else call("ask")

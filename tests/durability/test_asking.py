@@ -32,11 +32,11 @@ from retinue.core.events import Event, RunFinished, TaskUpdated
 from retinue.core.stores import Wish
 from retinue.errors import RunElsewhere
 from retinue.loop.tickets import encode_decisions
-from retinue.runtime import elsewhere
 from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskStatus
 from retinue.testing import ScriptedModel, call, say
 
+from .. import inside
 from ..prepared import PYTHON
 from ..waiting import until
 from .scene import is_free
@@ -235,11 +235,11 @@ async def test_a_reply_of_an_owner_that_leaves_at_once_is_found_without_the_agen
 
 
 async def test_nobody_is_asked_about_a_run_that_there_is_not(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "PATIENCE", 3600)
+    inside.set_patience(monkeypatch, 3600)
     async with desk.open() as second:
         with pytest.raises(UnknownRun, match="run_none"):
             await second.resume("run_none", {"c": Decision.resume()})
-        monkeypatch.setattr(elsewhere, "PATIENCE", 0.1)
+        inside.set_patience(monkeypatch, 0.1)
         async with desk.open() as first:
             await start(first, "wait ann")
             with pytest.raises(UnknownRun, match="run_none"):
@@ -500,7 +500,7 @@ async def test_an_owner_that_dies_leaves_its_inbox_to_the_next(desk: Desk) -> No
 
 
 async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "LATER", 0.0)
+    inside.give_up_cancels_after(monkeypatch, 0.0)
     async with Elsewhere(desk, "wait ann", stopped=True) as (run_id, _):
         async with desk.open(recover=False) as here:
             with pytest.raises(RunElsewhere, match="has not replied yet"):
@@ -529,7 +529,7 @@ async def test_an_answer_that_nobody_heard_can_be_given_again(desk: Desk, monkey
 
         yes = Decision.resume("yes")
         with monkeypatch.context() as patched:
-            patched.setattr(elsewhere, "PATIENCE", 0.1)
+            inside.set_patience(patched, 0.1)
             patched.setattr(store, "claim", no)  # another was quicker
             with pytest.raises(RunElsewhere):
                 await first.resume(run_id, {"p-ann": yes})

@@ -23,6 +23,7 @@ from retinue.tasks import TaskScope, TaskStatus, service
 from retinue.tasks.task import give_up
 from retinue.testing import ScriptedModel, ScriptedTurn, call, say
 
+from .. import inside
 from ..waiting import let_others_run, until
 from . import family
 from .scene import Play, Spot, is_free, same, seen, turn_of, undisturbed
@@ -185,11 +186,7 @@ async def test_a_log_whose_task_has_no_stored_end_is_found_again(
     desk = Desk(tmp_path, f"sqlite:///{tmp_path}/app.db")
     async with desk.open(on_close="cancel") as first:
         run_id = (await first.run("boss", "wait", thread_id="t")).run_id
-
-        async def refuse(*args: Any) -> None:
-            raise OSError("the disk is full")
-
-        monkeypatch.setattr(service.TaskService, "_write_end", refuse)
+        inside.fail_to_end_tasks(monkeypatch, OSError("the disk is full"))
     monkeypatch.undo()
     desk.let_tasks_end()
     async with desk.open(recover=False) as looking:

@@ -16,9 +16,9 @@ from retinue.log.owned import LiveLog
 from retinue.log.ownership import Owner
 from retinue.log.state import RunState
 from retinue.log.writer import LogWriter
-from retinue.tasks.service import TaskService
 from retinue.testing import ScriptedModel, call, say
 
+from .. import inside
 from ..waiting import until
 
 
@@ -45,11 +45,10 @@ async def test_a_heartbeat_does_not_drop_runs_that_begin_or_end(
     tmp_path: Path, turns: int, thread_id: str | None
 ) -> None:
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [saying()]) as runtime, asyncio.timeout(90):
-        owner: Any = runtime._runs.owner  # pyright: ignore[reportPrivateUsage]
         run = runtime.stream("says", "hi", thread_id=thread_id)
         for _ in range(turns):
             await asyncio.sleep(0)
-        await owner._renew()
+        await inside.renew_leases(runtime)
         assert (await run.result()).status is RunStatus.COMPLETED
 
 
@@ -93,12 +92,11 @@ async def test_whoever_follows_a_run_that_is_lost_reads_on_in_the_store(tmp_path
 
         following = asyncio.create_task(follow())
         await entered.wait()
-        owner: Any = first._runs.owner  # pyright: ignore[reportPrivateUsage]
         store: Any = first.store
-        await store.renew(owner.id, -1.0)  # its lease is over
+        await store.renew(inside.owner_id(first), -1.0)  # its lease is over
         async with Runtime.open(url, [agent()]) as second:
             assert (await second.result(run.run_id)).status is RunStatus.COMPLETED
-            await owner._renew()
+            await inside.renew_leases(first)
             await following
             assert (await run.result()).status is RunStatus.COMPLETED
         assert (seen[-1].kind, seen[-1].status) == ("run_finished", RunStatus.COMPLETED)
@@ -108,12 +106,7 @@ async def test_a_background_child_that_begins_when_its_log_is_lost_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing can be appended to a lost log: the loop of the child must not wait for its state to change."""
-    lost, begin = asyncio.Event(), TaskService._begin  # pyright: ignore[reportPrivateUsage]
-
-    async def begin_late(self: TaskService, task: Any) -> bool:
-        await lost.wait()
-        return await begin(self, task)
-
+    lost = asyncio.Event()
     emitted, append = list[Any](), LiveLog.append
 
     def append_some(self: LiveLog, run: RunState, event: Any, *more: Any) -> Any:
@@ -124,7 +117,7 @@ async def test_a_background_child_that_begins_when_its_log_is_lost_stops(
         return append(self, run, event, *more)
 
     monkeypatch.setattr(LiveLog, "append", append_some)
-    monkeypatch.setattr(TaskService, "_begin", begin_late)
+    inside.delay_tasks(monkeypatch, lost)
     spawn = call("agent_spawn", {"agent_id": "worker", "task": "work", "timeout_seconds": 0})
     boss = HarnessAgent(
         "boss",
@@ -135,10 +128,9 @@ async def test_a_background_child_that_begins_when_its_log_is_lost_stops(
     )
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [boss]) as runtime:
         run_id = (await runtime.run("boss", "go")).run_id
-        live: Any = runtime._runs.get(run_id)  # pyright: ignore[reportPrivateUsage]
-        live.lose()
+        log = inside.lose_log(runtime, run_id)
         lost.set()
-        await until(lambda: not live.log.holders)
+        await until(lambda: not log.holders)
     assert len(emitted) < 10
 
 
@@ -164,14 +156,11 @@ async def test_a_log_of_ours_that_nothing_works_on_is_found_again(
         return say("hello")
 
     waits = Agent("says", ScriptedModel(turn))
-    monkeypatch.setattr("retinue.log.ownership._now", lambda: now[0])
+    inside.set_clock_of_owners(monkeypatch, lambda: now[0])
     async with Runtime.open(f"sqlite:///{tmp_path}/app.db", [waits], recover=False) as runtime, asyncio.timeout(90):
-        runs: Any = runtime._runs  # pyright: ignore[reportPrivateUsage]
         run = runtime.stream("says", "hi")
         await run.stored()
-        live = runs.get(run.run_id)
-        live.lose()
-        runs.owner.remove(run.run_id)
+        inside.forget_log(runtime, run.run_id)
         assert await runtime.recover() == []  # perhaps it is just being begun
         now[0] += 11.0
         gate.set()

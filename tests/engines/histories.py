@@ -18,6 +18,7 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from retinue import Decision, Runtime
 
+from .. import inside
 from ..databases import postgres_server
 from ..waiting import until
 from .crew import Gate, crew
@@ -95,7 +96,7 @@ async def handed_over(client: Runtime, site: Site) -> WorkflowHandle[Any, Any]:
 
 async def ordered(client: Runtime, site: Site) -> WorkflowHandle[Any, Any]:
     """A run that was started by the name of its workflow."""
-    engine: Any = client._runs.dispatcher.engine  # type: ignore[union-attr]
+    engine = inside.engine_of(client)
     async with site.worker(crew()):
         workflow = await engine.client.start_workflow(
             "RetinueRun", {"agent": "echo", "input": "go"}, id="ordered", task_queue=engine.task_queue("default")
@@ -105,7 +106,7 @@ async def ordered(client: Runtime, site: Site) -> WorkflowHandle[Any, Any]:
 
 async def continued(client: Runtime, site: Site) -> WorkflowHandle[Any, Any]:
     """The first part of a workflow that continued as a new one while its run waited."""
-    engine: Any = client._runs.dispatcher.engine  # type: ignore[union-attr]
+    engine = inside.engine_of(client)
     async with site.worker(crew()):
         workflow = await engine.client.start_workflow(
             "RetinueRun",

@@ -24,11 +24,11 @@ from retinue import (
 from retinue.core.context import ToolContext
 from retinue.core.errors import ConfigurationError, DecisionRefused, RunElsewhere, UnknownRun
 from retinue.core.model import ModelRequest
-from retinue.log.ownership import Owner
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from .. import inside
 from ..story import check_order
 from ..waiting import until
 from .crew import Gate, asked, crew, results
@@ -294,7 +294,7 @@ async def test_workers_serve_their_queues_only(site: Site) -> None:
 
 async def test_a_run_of_a_queue_that_nobody_serves_is_reported(site: Site) -> None:
     async with site.client() as client, site.worker():
-        client._runs.dispatcher.unserved_after = 0.05  # type: ignore[union-attr]
+        inside.report_unserved_after(client, 0.05)
         for options, agent, reason in (
             ({"queue": "gpu"}, "echo", "no worker serves queue 'gpu' .served: default."),
             ({}, "nobody", "no worker of queue 'default' has agent 'nobody'"),
@@ -324,11 +324,8 @@ async def test_a_lost_owner_is_replaced(site: Site, monkeypatch: pytest.MonkeyPa
     """A worker that is frozen past its lease is fenced: another continues, and the first writes nothing more."""
     gate = Gate()
 
-    async def no_renewal(self: Owner) -> None:
-        """Frozen."""
-
     async with site.client() as client, site.worker([gate.agent()], lease=1.0) as frozen:
-        monkeypatch.setattr(Owner, "_renew", no_renewal)
+        inside.stop_heartbeats(monkeypatch)
         run = client.stream("held", "go")
         await gate.entered.wait()
         async with site.worker([gate.agent()]):

@@ -20,6 +20,7 @@ from retinue.runtime.placed import PlacedBackend, placed_id
 from retinue.runtime.worker import Worker
 from retinue.stores import SqlTaskRepository
 
+from .. import inside
 from ..waiting import until
 from .placing import crew
 from .team import Site, events_of
@@ -167,7 +168,7 @@ async def test_a_conversation_goes_on_where_it_was_placed(site: Site, tmp_path: 
 
 async def test_a_queue_that_nobody_serves_is_reported_under_the_child(site: Site) -> None:
     async with site.worker(crew()) as near, site.client() as client:
-        near._runs.dispatcher.unserved_after = 0.0  # type: ignore[union-attr]
+        inside.report_unserved_after(near, 0.0)
         run = client.stream("boss", "hello")
         await run.stored()
         async for event in client.events(run.run_id):

@@ -16,6 +16,7 @@ from retinue.runtime.placed import PlacedBackend, placed_id
 from retinue.runtime.worker import Worker
 from retinue.testing import BackendSuite, ScriptedModel
 
+from .. import inside
 from ..backends.example import answer
 from .team import Site
 
@@ -39,10 +40,9 @@ class Queued:
 
 class PlacedHarness:
     def __init__(self, client: Runtime) -> None:
-        placement = client._registry.placement  # type: ignore[reportPrivateUsage]
-        assert placement is not None
-        self.backend: Backend = Queued(placement.backend, "gpu")
-        self.broken: Backend = Queued(placement.backend, "no queue")
+        backend = inside.placed_backend(client)
+        self.backend: Backend = Queued(backend, "gpu")
+        self.broken: Backend = Queued(backend, "no queue")
         self.events: list[Event] = []
 
     def _of(self, run_id: str, kind: type[Any]) -> list[Any]:

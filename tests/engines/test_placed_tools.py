@@ -13,6 +13,7 @@ from retinue import ConfigurationError, Decision, ImagePart, RunStatus, Runtime,
 from retinue.runtime.placed import placed_id
 from retinue.runtime.placed_calls import call_run_id
 
+from .. import inside
 from ..waiting import until
 from .team import Site, events_of
 from .toolbox import team
@@ -157,7 +158,7 @@ async def test_a_sub_agent_that_inherits_the_tool_has_it_made_there(site: Site, 
 
 async def test_a_queue_that_nobody_serves_is_reported(site: Site) -> None:
     async with site.worker(team()) as near, site.client() as client:
-        near._runs.dispatcher.unserved_after = 0.0  # type: ignore[union-attr]
+        inside.report_unserved_after(near, 0.0)
         run = client.stream("user", "add number=1")
         await run.stored()
         async for event in client.events(run.run_id):

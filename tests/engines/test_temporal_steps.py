@@ -24,6 +24,7 @@ from retinue import Agent, RunStatus, Runtime
 from retinue.temporal import agent_activities
 from tests.prepared import PYTHON
 
+from .. import inside
 from ..waiting import until
 from .crew import Gate, crew
 from .team import Site
@@ -176,8 +177,7 @@ class TestChildWorkflow:
         return Site(postgres_url, temporal.engine())
 
     def queue(self, client: Runtime) -> str:
-        engine: Any = client._runs.dispatcher.engine  # type: ignore[union-attr]
-        return engine.task_queue("default")
+        return inside.engine_of(client).task_queue("default")
 
     async def test_its_result_is_returned(self, site: Site, steppers: Steppers) -> None:
         async with site.worker(), site.client() as client, steppers.worker(client):

@@ -11,6 +11,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from retinue import Runtime
 from retinue.engines.temporal import TemporalEngine
 
+from .. import inside
 from ..waiting import until
 
 RUNNING, CANCELED, COMPLETED = (
@@ -21,10 +22,9 @@ RUNNING, CANCELED, COMPLETED = (
 
 
 def engine_of(runtime: Runtime) -> TemporalEngine:
-    dispatcher = runtime._runs.dispatcher
-    assert dispatcher is not None
-    assert isinstance(dispatcher.engine, TemporalEngine)
-    return dispatcher.engine
+    engine = inside.engine_of(runtime)
+    assert isinstance(engine, TemporalEngine)
+    return engine
 
 
 def workflow_of(runtime: Runtime, run_id: str) -> WorkflowHandle[Any, Any]:

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
-from unittest.mock import patch
 
 from msgspec import Struct
 
@@ -25,6 +24,7 @@ from retinue.storage.stores import open_store
 from retinue.tasks.repository import TaskLiveness, TaskSettings
 from retinue.tasks.task import TaskRecord, TaskScope
 
+from .. import inside
 from ..places import FAST
 from .program import Plan, World
 
@@ -145,14 +145,12 @@ class Recorder:
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
     """Tell the recorder of every row that a log with a writer gets."""
-    keep = LiveLog._keep
 
-    def keep_and_record(self: LiveLog, row: LogRow) -> None:
-        if self.writer is not None:
+    def record(log: LiveLog, row: LogRow) -> None:
+        if log.writer is not None:
             recorder.append(row)
-        keep(self, row)
 
-    with patch.object(LiveLog, "_keep", keep_and_record):
+    with inside.recorded_rows(record):
         yield
 
 
@@ -323,9 +321,8 @@ async def answer_tasks(runtime: Runtime, world: World) -> None:
 
 async def _result_of_child(runtime: Runtime, run_id: str) -> RunResult | None:
     """What is known of a background child: with a store only what is stored, as for any other process."""
-    if runtime._runs.owner is None:
-        log = runtime._runs.log_with(run_id)
-        return None if log is None else log.results.get(run_id)
+    if not inside.has_store(runtime):
+        return inside.result_in_memory(runtime, run_id)
     record = await runtime.store.load_run(run_id)
     return None if record is None else record.result
 

@@ -13,14 +13,13 @@ from retinue import Agent, BackendProfile, Decision, Limits, Message, PersistedS
 from retinue.core.backend import RunRequest
 from retinue.core.events import Custom, RunFinished, StateDelta, ToolCallReady
 from retinue.core.results import ToolCallStatus
-from retinue.core.stores import RunRecord, Wish
+from retinue.core.stores import Wish
 from retinue.log.fold import fold_all
 from retinue.log.owned import LiveLog
 from retinue.loop.tickets import encode_decisions
-from retinue.runtime.inbox import restored
-from retinue.runtime.live import LiveRun
 from retinue.stores import ThreadRecord
 
+from .. import inside
 from ..effort import IS_LONG
 from ..folding import checked_folds
 from .ends import UNKNOWN, check_log, cut_of, same_end, texts
@@ -333,23 +332,13 @@ async def test_every_prefix_without_a_store(name: str) -> None:
 async def _continue_in_memory(scene: Scene, rows: list[Any], run_id: str, whole: RunResult, first: World) -> None:
     world, tree = World(scene.plan), fold_all(rows)
     async with Runtime(world.agents()) as runtime:
-        runs, state = runtime._runs, tree.runs[run_id]
-        log = LiveLog((), tree)
-        log.first, log.events = 0, [row.event for row in rows if row.event is not None]
-        log.privates = [row for row in rows if row.private is not None]
-        agent = runtime.agents[state.first_agent]
-        record = RunRecord(identity=state.identity, started_at=0.0, log_id=run_id)
-        live = runs.add(LiveRun(runs, restored(agent, state.identity, state.request), log, record, None))
         unknown = {
             call.call.args.get("key", "")
             for run in tree.runs.values()
             for call in run.open()
             if call.status is ToolCallStatus.RUNNING and call.entered
         }
-        if state.waits or state.is_over:
-            await live.resume_tasks()
-        else:
-            live.proceed()
+        log = await inside.continue_in_memory(runtime, rows, tree, run_id)
         result = await asyncio.wait_for(answer_all(runtime, run_id, world), 90)
         assert (result.status, result.response) == (whole.status, whole.response)
         for ours, theirs in zip(whole.messages, result.messages, strict=True):

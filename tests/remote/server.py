@@ -16,6 +16,7 @@ from retinue.runtime import Run
 from retinue.wire.resources import Decisions
 from retinue.wire.task_protocol import RemoteTask, TaskSubmission
 
+from .. import inside
 from ..runners import AppRunner
 
 _STATUS = {
@@ -30,7 +31,7 @@ class TaskServer:
     """`async with TaskServer(runtime) as server`: tasks run as runs of the agent they name."""
 
     def __init__(self, runtime: Runtime, token: str | None = None, *, has_events: bool = False) -> None:
-        self._runtime, self._token = runtime, token
+        self.runtime, self._token = runtime, token
         self.runs: dict[str, Run] = {}
         self.requests: list[tuple[str, str]] = []
         self.submissions: list[Any] = []
@@ -94,7 +95,7 @@ class TaskServer:
         if (known := self.runs.get(submission.task_id)) is not None and known.ended:
             return web.json_response({"error": f"task_id already finished: {submission.task_id}"}, status=409)
         if known is None:
-            self.runs[submission.task_id] = self._runtime.stream(
+            self.runs[submission.task_id] = self.runtime.stream(
                 submission.agent_id, submission.input, thread_id=submission.context.get("session_id")
             )
             self.has_work.set()
@@ -123,7 +124,7 @@ class TaskServer:
         await response.prepare(request)
         await self.holds.wait()
         left = self.breaks_after.pop(0) if self.breaks_after else -1
-        async for event in self._runtime.events(run.run_id, after):
+        async for event in self.runtime.events(run.run_id, after):
             if left == 0:
                 await response.write(b'id: 1\ndata: {"kind": "text_de')
                 assert request.transport is not None
@@ -138,7 +139,7 @@ class TaskServer:
         given = msgspec.json.decode(await request.read(), type=Decisions)
         task_id = request.match_info["id"]
         try:
-            self.runs[task_id] = self._runtime.stream_resume(self.runs[task_id].run_id, given.as_decisions())
+            self.runs[task_id] = self.runtime.stream_resume(self.runs[task_id].run_id, given.as_decisions())
         except DecisionRefused as exc:
             return web.json_response({"detail": str(exc)}, status=409)
         return web.json_response({"status": "running"})
@@ -151,12 +152,12 @@ class TaskServer:
             return RemoteTask("running", task_id=task_id)
         result = await run.result()
         if result.status is RunStatus.SUSPENDED:
-            log: Any = (await run._open())[0]
+            log = await inside.log_of(run)
             return RemoteTask("running", task_id=task_id, awaiting=result.suspended, seq=log.tree.seq)
         shown = result.response if waited or not self.results_only_when_waiting else None
         if not self.has_events:
             return RemoteTask(_STATUS[result.status], shown, result.error, task_id)
-        log: Any = (await run._open())[0]
+        log = await inside.log_of(run)
         return RemoteTask(
             _STATUS[result.status], shown, result.error, task_id, usage=result.usage, steps=result.steps,
             output=result.output, seq=log.tree.seq, run_id=run.run_id,

@@ -55,7 +55,7 @@ def asking() -> Agent:
 
 async def is_stopped(server: TaskServer) -> None:
     (there,) = server.runs.values()
-    assert (await server._runtime.result(there.run_id)).status is RunStatus.CANCELLED
+    assert (await server.runtime.result(there.run_id)).status is RunStatus.CANCELLED
 
 
 def url_of(store: str, folder: Path) -> str:
@@ -110,4 +110,4 @@ async def test_it_goes_on_in_the_next_process_and_is_not_stopped(tmp_path: Path)
             result = await second.resume(run.run_id, {path: Decision.approve()})
         assert (result.status, result.response) == (RunStatus.COMPLETED, "Done.")
         (there,) = server.runs.values()
-        assert (await server._runtime.result(there.run_id)).status is RunStatus.COMPLETED
+        assert (await server.runtime.result(there.run_id)).status is RunStatus.COMPLETED

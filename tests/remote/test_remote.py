@@ -32,6 +32,7 @@ from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+from .. import inside
 from ..waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -309,8 +310,8 @@ async def test_a_new_process_watches_a_remote_task_without_being_asked(tmp_path:
             if is_later:  # after its first sweep, with the next one far away
                 path.unlink()
                 await second.run(again, "go", thread_id="t1")
-                (service,) = second._runs.background._services.values()  # pyright: ignore[reportPrivateUsage]
-                await until(lambda: (service._next_sweep or 0) > monotonic() + 200)  # pyright: ignore[reportPrivateUsage]
+                service = inside.task_service(second)
+                await until(lambda: inside.next_sweep(service) > monotonic() + 200)
                 path.write_text(json.dumps({record["taskId"]: gone}))
             await second.run(again, "go", thread_id="t1")
             await until(lambda: '"RUNNING"' not in path.read_text())

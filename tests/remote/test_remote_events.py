@@ -22,6 +22,8 @@ from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
+from .. import inside
+
 QUESTION = "task_p/task_r/look_1"
 """The path of what the helper on the server asks."""
 
@@ -69,7 +71,7 @@ async def far(agent: Agent, **options: Any) -> AsyncIterator[TaskServer]:
 
 async def remote_log(server: TaskServer) -> list[Any]:
     (run,) = server.runs.values()
-    return [event async for event in server._runtime.events(run.run_id)]
+    return [event async for event in server.runtime.events(run.run_id)]
 
 
 def copied(events: list[Any], ns: tuple[str, ...]) -> list[Any]:
@@ -174,7 +176,7 @@ async def test_a_decision_that_somebody_gave_at_the_server_is_refused_and_the_ru
             run = runtime.stream(agent, "go")
             assert (await run.result()).suspended
             ((task_id, remote),) = server.runs.items()
-            server.runs[task_id] = server._runtime.stream_resume(remote.run_id, {"look_1": Decision.reject("no")})
+            server.runs[task_id] = server.runtime.stream_resume(remote.run_id, {"look_1": Decision.reject("no")})
             result = await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
             assert result.status is RunStatus.COMPLETED
             events = [event async for event in runtime.events(run.run_id)]
@@ -230,7 +232,7 @@ async def test_every_prefix_of_a_log_knows_which_remote_events_it_has() -> None:
             run = runtime.stream(agent, "go")
             await run.result()
             await runtime.resume(run.run_id, {QUESTION: Decision.approve()})
-            log: Any = (await run._open())[0]
+            log = await inside.log_of(run)
             rows = log.rows()
         there = await remote_log(server)
     ns, copies, checked = ("tools:task_p",), 0, 0

@@ -74,7 +74,7 @@ async def test_cancelling_a_run_that_waits_stops_the_remote_run(tmp_path: Path, 
         async with Runtime.open(url, [boss(server.url, tmp_path)]) as second:
             assert (await second.cancel(run.run_id)).status is RunStatus.CANCELLED
         (remote,) = server.runs.values()
-        ended = await server._runtime.result(remote.run_id)
+        ended = await server.runtime.result(remote.run_id)
         assert ended.status is RunStatus.CANCELLED
 
 
@@ -102,7 +102,7 @@ async def test_a_background_question_that_is_given_up_stops_the_remote_run(tmp_p
             await until(lambda: waiting_task(agent))
             await runtime.cancel(run.run_id, tasks=True)
         (remote,) = server.runs.values()
-        assert (await server._runtime.result(remote.run_id)).status is RunStatus.CANCELLED
+        assert (await server.runtime.result(remote.run_id)).status is RunStatus.CANCELLED
 
 
 async def test_a_process_without_the_log_leaves_a_waiting_task_alone(
@@ -128,7 +128,7 @@ async def test_a_process_without_the_log_leaves_a_waiting_task_alone(
             told = next(message.text for message in result.messages if message.role == "tool")
             assert "running" in told.lower()
             assert "FAILED" not in path.read_text()
-            assert (await server._runtime.result(remote.run_id)).status is RunStatus.SUSPENDED
+            assert (await server.runtime.result(remote.run_id)).status is RunStatus.SUSPENDED
 
 
 async def never(self: Any, work: Any) -> str:

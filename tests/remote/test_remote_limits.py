@@ -20,6 +20,7 @@ from retinue.testing import ScriptedModel, call, say
 from tests.server.serving import TOKEN, listening, serving
 from tests.waiting import until
 
+from .. import inside
 from .server import TaskServer
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -240,7 +241,7 @@ async def test_a_fork_holds_no_part_of_its_limits_for_a_run_that_has_ended(tmp_p
             run = runtime.stream("lead", "go", limits=Limits(steps=20))
             steps = [event.seq async for event in run if event.kind == "step_finished" and not event.ns]
             fork = await runtime.fork(run.run_id, at=steps[0])
-            live = runtime._runs.get(fork.run_id)
+            live = inside.owned_run(runtime, fork.run_id)
             assert live is not None
             held = [dict(live.log.tree.grants)]
             async for _ in fork:

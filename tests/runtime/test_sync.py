@@ -26,6 +26,8 @@ from retinue.stores import MemoryStore, RunRecord
 from retinue.testing import ScriptedModel, call, say
 from tests.prepared import PYTHON
 
+from .. import inside
+
 
 def answering(text: str = "hi") -> Agent:
     return Agent("a", ScriptedModel(lambda request: say(text)))
@@ -200,7 +202,7 @@ def test_ctrl_c_cancels_the_run_and_waits_for_its_end() -> None:
 def test_ctrl_c_before_the_work_begins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime([answering()])
     runtime.run_sync("a", "go")
-    loop, seen = runtime._thread._loop, list[Any]()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    loop, seen = inside.loop_of_sync(runtime), list[Any]()
     schedule = loop.call_soon_threadsafe
 
     def interrupted(work: Any, *args: Any) -> None:

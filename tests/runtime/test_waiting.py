@@ -20,8 +20,9 @@ from retinue import (
     tool,
 )
 from retinue.events import RunFinished, ToolCallFinished
-from retinue.runtime.reading import read_events
 from retinue.testing import ScriptedModel, call, say
+
+from .. import inside
 
 Open = Callable[..., Runtime]
 
@@ -150,11 +151,8 @@ async def test_following_a_stored_run_ends_where_it_waits(tmp_path: Path) -> Non
     url = f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(url, [asking()]) as first, Runtime.open(url, [asking()], recover=False) as second:
         waiting = await first.run("a", "go")
-        store: Any = second.store
-        rests = [event.kind async for event in read_events(second._runs, store, waiting.run_id, past_waits=False)]
+        rests = [event.kind for event in await inside.events_to_rest(second, waiting.run_id)]
         assert (rests[0], rests[-1]) == ("run_started", "run_finished")
-        others: Any = second._runs.elsewhere
-        log, _ = await others._last_leg(await second._runs.record(waiting.run_id))
-        log.first, log.lost, log.ended = 0, True, False  # as it is opened while the leg is at work
+        log = await inside.open_lost_leg(second, waiting.run_id)
         last = [event.seq async for event in log.follow(until_end_of=waiting.run_id)][-1]
         assert [event async for event in log.follow(last)] == []

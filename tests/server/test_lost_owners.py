@@ -12,11 +12,11 @@ from retinue import Agent, Runtime
 from retinue.client import Client
 from retinue.events import AnyEvent, ErrorRaised
 from retinue.log.ownership import is_orphan
-from retinue.runtime import reading
 from retinue.storage.sql import SqlStore
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 
+from .. import inside
 from ..waiting import expire_lease, until
 from .agents import Gate, boss, speaker
 from .serving import TOKEN, Received, serving
@@ -27,7 +27,7 @@ RUNS = "/api/v1/runs"
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    monkeypatch.setattr(reading, "LOOK_AGAIN", 0.02)
+    inside.look_at_silent_logs_every(monkeypatch, 0.02)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_a_parent_on_another_server_is_told(url: str) -> None:
             while (await anext(events)).kind != "text_delta":
                 pass
             # The server goes on answering, and works on nothing.
-            await far.service.runtime._runs.close(1.0, leave=True)
+            await inside.stop_work(far.service.runtime)
             while (event := await anext(events)).kind != "error":
                 pass
             assert isinstance(event, ErrorRaised)

@@ -41,17 +41,17 @@ class Stage(ScriptedModel):
 
     def __init__(self, *turns: Any, child: Act = echo) -> None:
         super().__init__(self._act)
-        self._parent_turns, self._child = list(turns), child
+        self.parent_turns, self._child = list(turns), child
 
     def _act(self, request: ModelRequest) -> Any:
         if is_child(request):
             return self._child(request)
-        turn = self._parent_turns.pop(0)
+        turn = self.parent_turns.pop(0)
         return turn(request) if callable(turn) else turn
 
     def go_on(self, *turns: Any) -> None:
         """More turns for the parent."""
-        self._parent_turns += turns
+        self.parent_turns += turns
 
     def act_as_child(self, child: Act) -> None:
         self._child = child

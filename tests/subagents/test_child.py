@@ -46,6 +46,8 @@ from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
 from tests.busy import Busy
 from tests.waiting import until
 
+from .. import inside
+
 config: StateKey[str, str] = StateKey("config", str)
 found: StateKey[list[str], list[str]] = StateKey("found", list[str], persistent=True)
 shared: StateKey[str, str] = StateKey("shared", str, persistent=True, scope="thread")
@@ -426,7 +428,7 @@ async def test_without_lineage_a_child_that_was_never_awaited_does_not_run(url: 
     agent = Agent("child", ScriptedModel(turn))
     place = url if url == "memory:" else f"sqlite:///{tmp_path}/app.db"
     async with Runtime.open(place, [agent]) as runtime:
-        backend = runtime._runs.backend
+        backend = inside.local_backend(runtime)
         identity = RunIdentity(run_id="alone", thread_id="t", agent="child")
         token = CancellationToken()
         request = RunRequest(agent=agent, identity=identity, messages=as_messages("never"), cancellation=token)
@@ -468,7 +470,7 @@ async def test_a_failing_cancel_of_a_child_without_lineage_does_not_hide_the_can
     runtime = Runtime([parent, child(call("hang"), tools=[hang])])
     run = runtime.stream("parent", "go")
     await begun.wait()
-    (alone,) = [live for live in runtime._runs._live.values() if live.run_id != run.run_id]
+    (alone,) = [live for live in inside.owned_runs(runtime) if live.run_id != run.run_id]
     monkeypatch.setattr(alone, "cancel", fail)
     assert (await run.cancel()).status is RunStatus.CANCELLED
     assert outcome == ["CancelledError"]

@@ -30,6 +30,8 @@ from retinue import (
 from retinue.testing import RecordingSink, ScriptedModel, ScriptError, call, say
 from tests.busy import Busy
 
+from .. import inside
+
 
 def echo(name: str = "echo") -> Agent:
     return Agent(name, ScriptedModel(lambda r: say(f"{name}: {r.messages[-1].text}")))
@@ -446,8 +448,8 @@ async def test_nothing_is_left_behind_by_a_run_that_raised() -> None:
     runtime: Any = Runtime([Agent("a", ScriptedModel([]))])
     with pytest.raises(ScriptError):
         await runtime.run("a", "go")
-    assert runtime._runs.backend._executions == {}
-    assert [runtime._runs._line(run.record.identity.thread_id) for run in runtime._runs._live.values()] == [[]]
+    assert inside.executions(runtime) == {}
+    assert inside.waiting_lines(runtime) == [[]]
 
 
 async def test_a_sink_given_again_hears_the_rest() -> None:

@@ -80,7 +80,7 @@ async def two_nodes(folder: Path) -> AsyncIterator[Nodes]:
 
     made = [harness(folder, child=child, tools=[confirm]) for _ in range(2)]
     for one in made:
-        stage(one)._parent_turns.clear()  # pyright: ignore[reportPrivateUsage]
+        stage(one).parent_turns.clear()
     url = f"sqlite:///{folder}/app.db"
     async with Runtime.open(url, [made[0]]) as a, Runtime.open(url, [made[1]]) as b:
         yield Nodes(a, b, made[0], made[1], gate)

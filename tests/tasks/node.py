@@ -20,6 +20,7 @@ from retinue.stores import SqlTaskRepository
 from retinue.tasks import TaskRecord, TaskScope, TaskSettings, TaskStatus, WorkspaceTaskRepository
 from retinue.tasks.task import beat, finish
 from retinue.testing import ScriptedModel, call, say
+from tests import inside
 from tests.waiting import until as wait_until
 
 LEASE = 3.0
@@ -78,8 +79,8 @@ async def start(root: Path, until: str, url: str = "") -> None:
         result = await runtime.run("boss", "go", thread_id="s1")
         answer = next(message.text for message in result.messages if message.role == "tool")
         tell(next(line for line in answer.splitlines() if line.startswith("task_id: ")).removeprefix("task_id: "))
-        (service,) = runtime._runs.background._services.values()  # pyright: ignore[reportPrivateUsage]
-        await wait_until(lambda: not service._local)  # pyright: ignore[reportPrivateUsage]
+        service = inside.task_service(runtime)
+        await wait_until(lambda: not inside.has_local_tasks(service))
         tell("idle")
         await asyncio.Event().wait()
 

@@ -63,9 +63,11 @@ class Office:
     ) -> None:
         self.root = root
         self.gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self.worker_model = ScriptedModel(self._work, "worker")
+        self.worker_model = ScriptedModel(lambda request: self.worker_turn(request), "worker")
+        self.worker_turn: Callable[[Any], Any] = self.work
+        """What the worker does at each request."""
         self.model = ScriptedModel(self._turn, "boss")
-        self._turns: list[Any] = []
+        self.turns: list[Any] = []
         self.asked: list[str] = []
         self.begun: list[str] = []
         self.answers: dict[str, Any] = {}
@@ -94,7 +96,7 @@ class Office:
 
     async def run(self, *turns: Any, thread: str = "s1", user: str | None = None, **options: Any) -> RunResult:
         """A run of the boss with these turns and a last word. A turn may be a function of the request."""
-        self._turns = [*turns, say("done")]
+        self.turns = [*turns, say("done")]
         return await self.runtime.run("boss", "go", thread_id=thread, user_id=user, **options)
 
     async def do(self, name: str, args: dict[str, Any] | None = None, **where: Any) -> str:
@@ -135,11 +137,11 @@ class Office:
         return [plain(text) for text in told if text.startswith("<task-notification>")]
 
     async def _turn(self, request: Any) -> Any:
-        turn = self._turns.pop(0)
+        turn = self.turns.pop(0)
         made = turn(request) if callable(turn) else turn
         return await made if asyncio.iscoroutine(made) else made
 
-    async def _work(self, request: Any) -> Any:
+    async def work(self, request: Any) -> Any:
         last = request.messages[-1]
         if last.role == "tool":
             return say(f"report: {last.text}")

@@ -16,6 +16,7 @@ from retinue.tasks.task import at
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.tasks import NOW, task_record
 
+from .. import inside
 from .office import Office, eventually, plain, task_id_in, texts
 
 HEAD = "<task-notification>\nNews of your background tasks. The user has not seen this.\n\n"
@@ -110,7 +111,7 @@ async def test_ends_are_told_as_what_they_are_with_how_many_still_run(office: Of
     ids = [await office.start(task) for task in ("say hi", "fail no luck", "say ", "wait here", "wait there")]
     for task_id in ids[:3]:
         await office.ended(task_id)
-    service = office.runtime._runs.background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
+    service = inside.task_service(office.runtime, office.repository)
     await service.cancel(TaskScope("boss", "s1"), ids[3])
     await office.run()
     told = office.announced()
@@ -173,8 +174,7 @@ async def test_a_step_that_was_never_stored_did_not_announce(tmp_path: Path) -> 
     dying = Runtime([boss(stuck)], store=store)
     run = dying.stream("boss", "go", thread_id="s1")
     await eventually(lambda: seen)
-    at_work: Any = dying._runs.get(run.run_id)  # pyright: ignore[reportPrivateUsage]
-    at_work._task.cancel()  # as if the process were gone
+    inside.kill_run(dying, run.run_id)
     for _ in range(2):
         async with Runtime([boss(answering)], store=store) as runtime:
             assert (await runtime.run("boss", "go", thread_id="s1")).status is RunStatus.COMPLETED

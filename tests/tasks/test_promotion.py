@@ -88,12 +88,12 @@ async def test_a_promoted_child_that_fails_or_is_cancelled(office: Office) -> No
     async def break_down(request: Any) -> Any:
         return await broken
 
-    office.worker_model._function = break_down  # pyright: ignore[reportPrivateUsage]
+    office.worker_turn = break_down
     failing = task_id_in(await office.spawn("go", 1))
     broken.set_exception(RuntimeError("no luck"))
     ended = await office.ended(failing)
     assert (ended.status, ended.error_message) == (TaskStatus.FAILED, "RuntimeError: no luck")
-    office.worker_model._function = office._work  # pyright: ignore[reportPrivateUsage]
+    office.worker_turn = office.work
     waiting = task_id_in(await office.spawn("wait here", 1))
     assert plain(await office.do("task_cancel", {"task_id": waiting})) == (
         "task_id: <task>\nstatus: cancelled\nCancellation requested successfully."
@@ -137,7 +137,7 @@ def test_on_timeout_is_one_of_two(tmp_path: Path) -> None:
 
 
 async def test_cancelling_a_call_that_waits_stops_its_child(office: Office) -> None:
-    office._turns = [call("agent_spawn", {"agent_id": "worker", "task": "wait here"})]  # pyright: ignore[reportPrivateUsage]
+    office.turns = [call("agent_spawn", {"agent_id": "worker", "task": "wait here"})]
     run = office.runtime.stream("boss", "go", thread_id="s1")
     await eventually(lambda: office.begun)
     result = await office.runtime.cancel(run.run_id)
@@ -156,7 +156,7 @@ async def test_a_cancelled_run_leaves_promoted_work_alone(office: Office) -> Non
         parked.set()
         await asyncio.Event().wait()
 
-    office._turns = [call("agent_spawn", {"agent_id": "worker", "task": "wait here", "timeout_seconds": 1}), park]  # pyright: ignore[reportPrivateUsage]
+    office.turns = [call("agent_spawn", {"agent_id": "worker", "task": "wait here", "timeout_seconds": 1}), park]
     run = office.runtime.stream("boss", "go", thread_id="s1")
     await asyncio.wait_for(parked.wait(), 90)
     assert (await office.runtime.cancel(run.run_id)).status is RunStatus.CANCELLED

@@ -30,7 +30,7 @@ def spawn(task: str) -> Any:
 
 async def stream(office: Office, *turns: Any, **options: Any) -> Any:
     """A run of the boss that is under way."""
-    office._turns = [*turns, say("done")]  # pyright: ignore[reportPrivateUsage]
+    office.turns = [*turns, say("done")]
     return office.runtime.stream("boss", "go", thread_id="s1", **options)
 
 

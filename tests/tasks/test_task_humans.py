@@ -209,13 +209,13 @@ async def test_a_promoted_child_may_come_to_wait(office: Office, monkeypatch: py
         return await wait(tasks, timeout=0.05 if timeout == 1 else timeout, **options)
 
     monkeypatch.setattr("retinue.subagents.work.asyncio.wait", sooner)
-    work = office._work  # pyright: ignore[reportPrivateUsage]
+    work = office.work
 
     async def slowly(request: Any) -> Any:
         await office.gates["first"].wait()
         return await work(request)
 
-    office.worker_model._function = slowly  # pyright: ignore[reportPrivateUsage]
+    office.worker_turn = slowly
     spawned = await office.spawn("ask really?", 1)
     assert value_of("status", spawned) == "timeout_promoted"
     office.gates["first"].set()

@@ -17,6 +17,7 @@ from retinue.tasks.service import TaskService
 from retinue.testing import call, say
 from retinue.testing.tasks import task_record
 
+from .. import inside
 from .office import Office, plain, task_id_in, texts, value_of
 
 
@@ -266,7 +267,7 @@ async def test_a_task_may_be_cancelled_at_any_moment(office: Office, ticks: int)
     task_id = await office.start("wait here")
     for _ in range(ticks):
         await asyncio.sleep(0)
-    service = office.runtime._runs.background.service(office.repository)  # pyright: ignore[reportPrivateUsage]
+    service = inside.task_service(office.runtime, office.repository)
     ended = await service.cancel(TaskScope("boss", "s1"), task_id)
     assert ended is not None
     assert ended.status is TaskStatus.CANCELLED
@@ -376,7 +377,7 @@ async def test_text_that_no_file_can_hold_harms_no_task(office: Office) -> None:
 
 
 async def test_what_the_model_reads_of_the_tools(office: Office) -> None:
-    toolbox = office.runtime._runs.backend._blueprint(office.boss).toolbox  # pyright: ignore[reportPrivateUsage]
+    toolbox = inside.toolbox_of(office.runtime, office.boss)
     tools = {name: toolbox[name].descriptor for name in ("task_output", "task_cancel", "task_list")}
     schemas = {name: descriptor.parameters for name, descriptor in tools.items()}
     assert {name: list(schema["properties"]) for name, schema in schemas.items()} == {

@@ -14,6 +14,7 @@ from retinue import Decision, RunStatus, Runtime
 from retinue.runtime.waking import wake_id
 from retinue.stores import SqlTaskRepository
 
+from .. import inside
 from ..effort import share
 from ..waiting import let_others_run, until
 from .house import NEWS, House, answers, runs_of, told_of
@@ -42,7 +43,7 @@ async def runtime(url: str, house: House) -> AsyncIterator[Runtime]:
 
 async def is_idle(runtime: Runtime) -> bool:
     """Return whether nothing is at work, or will be."""
-    return not runtime._runs._live or all(run.is_done for run in runtime._runs._live.values())  # type: ignore[reportPrivateUsage]
+    return inside.is_idle(runtime)
 
 
 async def test_a_run_is_started_once_and_tells_of_the_task(runtime: Runtime, house: House) -> None:
@@ -215,7 +216,7 @@ async def test_what_a_closed_runtime_owes_the_next_process_does(url: str, house:
     """The runtime is closed just as the task has ended: nothing new begins, and nothing is lost."""
     async with Runtime.open(url, house.agents) as runtime:
         await runtime.run("boss", "do a", thread_id="t")
-        runtime._runs.is_closing = True  # type: ignore[reportPrivateUsage]
+        inside.refuse_new_runs(runtime)
         await house.end("a")
         await asyncio.sleep(0)
     async with Runtime.open(url, house.agents) as runtime:

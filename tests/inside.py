@@ -1,0 +1,300 @@
+"""The one place where tests reach into private parts of Retinue.
+
+A test says what it must see or steer, and a function here knows where that is. So a change of the inside changes this
+file, and no test. `tests/meta/test_inside.py` holds the rule.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from retinue import Run, RunResult, Runtime
+from retinue.log.owned import LiveLog
+
+if TYPE_CHECKING:
+    from retinue import Agent, Event
+    from retinue.core.rows import LogRow
+    from retinue.log.state import LogState
+    from retinue.runtime.worker import Worker
+    from retinue.tasks import TaskRepository
+    from retinue.tasks.service import TaskService
+
+# --- the runs of a runtime
+
+
+def owned_run(runtime: Runtime, run_id: str) -> Any:
+    """Return a root run that this process works on, or None."""
+    return runtime._runs.get(run_id)
+
+
+def owned_runs(runtime: Runtime) -> list[Any]:
+    """Return all root runs that this process works on."""
+    return list(runtime._runs._live.values())
+
+
+async def log_of(run: Run) -> Any:
+    """Return the log behind the handle of a run that has begun."""
+    return (await run._open())[0]
+
+
+def local_backend(runtime: Runtime) -> Any:
+    """Return the backend that executes runs in this process."""
+    return runtime._runs.backend
+
+
+def is_waiting_for_others(runtime: Runtime) -> bool:
+    """Return True while a child of this process runs on a server or another worker."""
+    return bool(runtime._runs.backend.elsewhere)
+
+
+def is_idle(runtime: Runtime) -> bool:
+    """Return True if no root run is at work."""
+    return all(run.is_done for run in owned_runs(runtime))
+
+
+def waiting_lines(runtime: Runtime) -> list[list[Any]]:
+    """Return, for each run in memory, the runs that have its thread or wait for it."""
+    runs = runtime._runs
+    return [list(runs._line(run.record.identity.thread_id)) for run in owned_runs(runtime)]
+
+
+def executions(runtime: Runtime) -> Mapping[str, Any]:
+    """Return what executes in this process, by the id of its run."""
+    return runtime._runs.backend._executions
+
+
+def toolbox_of(runtime: Runtime, agent: Agent) -> Mapping[str, Any]:
+    """Return the tools that a run of an agent gets, by name."""
+    return runtime._runs.backend._blueprint(agent).toolbox
+
+
+def kill_run(runtime: Runtime, run_id: str) -> None:
+    """Stop the work on a run without a word in its log, as if the process were gone."""
+    run: Any = owned_run(runtime, run_id)
+    run._task.cancel()
+
+
+async def stop_work(runtime: Runtime) -> None:
+    """Let a runtime leave all its runs and take no new ones. It goes on to answer questions about runs."""
+    await runtime._runs.close(1.0, leave=True)
+
+
+def refuse_new_runs(runtime: Runtime) -> None:
+    """Let no new run begin, as at the first moment of closing."""
+    runtime._runs.is_closing = True
+
+
+def result_in_memory(runtime: Runtime, run_id: str) -> RunResult | None:
+    """Return the result of a run or child whose log is in the memory of this process."""
+    log = runtime._runs.log_with(run_id)
+    return None if log is None else log.results.get(run_id)
+
+
+async def continue_in_memory(runtime: Runtime, rows: list[LogRow], tree: LogState, run_id: str) -> LiveLog:
+    """Continue a run from the rows of its log and their fold, in a runtime without a store; return its log."""
+    from retinue.core.stores import RunRecord
+    from retinue.runtime.inbox import restored
+    from retinue.runtime.live import LiveRun
+
+    runs, state, log = runtime._runs, tree.runs[run_id], LiveLog((), tree)
+    log.first, log.events = 0, [row.event for row in rows if row.event is not None]
+    log.privates = [row for row in rows if row.private is not None]
+    request = restored(runtime.agents[state.first_agent], state.identity, state.request)
+    record = RunRecord(identity=state.identity, started_at=0.0, log_id=run_id)
+    live = runs.add(LiveRun(runs, request, log, record, None))
+    if state.waits or state.is_over:
+        await live.resume_tasks()
+    else:
+        live.proceed()
+    return log
+
+
+def loop_of_sync(runtime: Runtime) -> asyncio.AbstractEventLoop:
+    """Return the event loop behind `run_sync`."""
+    assert runtime._thread is not None
+    return runtime._thread._loop
+
+
+# --- ownership of logs
+
+
+def has_store(runtime: Runtime) -> bool:
+    """Return True if the logs of a runtime are stored and owned."""
+    return runtime._runs.owner is not None
+
+
+def owner_id(runtime: Runtime) -> str:
+    """Return the id under which this process owns logs."""
+    owner: Any = runtime._runs.owner
+    return owner.id
+
+
+async def renew_leases(runtime: Runtime) -> None:
+    """Do what the heartbeat does: renew the leases of all logs of this process, and drop the lost ones."""
+    owner: Any = runtime._runs.owner
+    await owner._renew()
+
+
+def stop_heartbeats(patch: pytest.MonkeyPatch) -> None:
+    """Let no lease be renewed, as in a process that is frozen."""
+    from retinue.log.ownership import Owner
+
+    async def no_renewal(self: Owner) -> None:
+        """Renew nothing."""
+
+    patch.setattr(Owner, "_renew", no_renewal)
+
+
+def set_clock_of_owners(patch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Have owners measure their leases with a clock of the test."""
+    patch.setattr("retinue.log.ownership._now", clock)
+
+
+def lose_log(runtime: Runtime, run_id: str) -> LiveLog:
+    """Let the owner of a log find out that it has lost the log; return the log."""
+    run: Any = owned_run(runtime, run_id)
+    run.lose()
+    return run.log
+
+
+def forget_log(runtime: Runtime, run_id: str) -> None:
+    """Drop a log here, while the store still names this process as its owner."""
+    lose_log(runtime, run_id)
+    owner: Any = runtime._runs.owner
+    owner.remove(run_id)
+
+
+# --- reading logs
+
+
+async def events_to_rest(runtime: Runtime, run_id: str) -> list[Event]:
+    """Return the stored events of a run up to its end, or to where it waits."""
+    from retinue.runtime.reading import read_events
+
+    store: Any = runtime.store
+    return [event async for event in read_events(runtime._runs, store, run_id, past_waits=False)]
+
+
+async def open_lost_leg(runtime: Runtime, run_id: str) -> LiveLog:
+    """Return the log that a handle of this process follows after another process took the last leg of a run."""
+    runs: Any = runtime._runs
+    log, _ = await runs.elsewhere._last_leg(await runs.record(run_id))
+    log.first, log.lost, log.ended = 0, True, False  # as it is opened while the leg is at work
+    return log
+
+
+@contextmanager
+def recorded_rows(record: Callable[[LiveLog, LogRow], None]) -> Iterator[None]:
+    """Call `record` with each row that a log gets, before the log keeps it."""
+    keep = LiveLog._keep
+
+    def record_and_keep(self: LiveLog, row: LogRow) -> None:
+        record(self, row)
+        keep(self, row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LiveLog, "_keep", record_and_keep)
+        yield
+
+
+def look_at_silent_logs_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have readers of stored logs look for lost owners after this many seconds without an event."""
+    patch.setattr("retinue.runtime.reading.LOOK_AGAIN", seconds)
+
+
+def keep_ended_logs(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Keep the events of so many ended runs in a runtime without a store."""
+    patch.setattr("retinue.runtime.runs.KEPT_LOGS", count)
+
+
+# --- questions to owners
+
+
+def set_patience(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give another process this many seconds to reply to a decision or a cancel."""
+    patch.setattr("retinue.runtime.elsewhere.PATIENCE", seconds)
+
+
+def look_for_replies_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a process look for the reply of another this often."""
+    patch.setattr("retinue.runtime.elsewhere.LOOK_EVERY", seconds)
+
+
+def give_up_cancels_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Wait this many seconds, beyond its grace, for the end of a run that another process cancels."""
+    patch.setattr("retinue.runtime.elsewhere.LATER", seconds)
+
+
+# --- workers and engines
+
+
+def engine_of(runtime: Runtime) -> Any:
+    """Return the engine that gives the runs of a runtime to workers."""
+    dispatcher = runtime._runs.dispatcher
+    assert dispatcher is not None
+    return dispatcher.engine
+
+
+def report_unserved_after(runtime: Runtime | Worker, seconds: float) -> None:
+    """Have a runtime report a queue that nobody serves after this many seconds."""
+    dispatcher = runtime._runs.dispatcher
+    assert dispatcher is not None
+    dispatcher.unserved_after = seconds
+
+
+def placed_backend(runtime: Runtime) -> Any:
+    """Return the backend that gives children to other workers."""
+    placement = runtime._registry.placement
+    assert placement is not None
+    return placement.backend
+
+
+# --- background tasks
+
+
+def task_service(runtime: Runtime, repository: TaskRepository | None = None) -> TaskService:
+    """Return the service of a task repository; without one, of the only repository that is in use."""
+    if repository is not None:
+        return runtime._runs.background.service(repository)
+    (service,) = runtime._runs.background._services.values()
+    return service
+
+
+def has_local_tasks(service: TaskService) -> bool:
+    """Return True while a task of a service is at work in this process."""
+    return bool(service._local)
+
+
+def next_sweep(service: TaskService) -> float:
+    """Return when a service looks for lost tasks again, by the monotonic clock; 0 before its first look."""
+    return service._next_sweep or 0.0
+
+
+def delay_tasks(patch: pytest.MonkeyPatch, gate: asyncio.Event) -> None:
+    """Let no task begin before the gate opens."""
+    from retinue.tasks.service import TaskService
+
+    begin = TaskService._begin
+
+    async def begin_late(self: TaskService, task: Any) -> bool:
+        await gate.wait()
+        return await begin(self, task)
+
+    patch.setattr(TaskService, "_begin", begin_late)
+
+
+def fail_to_end_tasks(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Raise an error where the end of a task is written to its record."""
+    from retinue.tasks.service import TaskService
+
+    async def refuse(*args: Any) -> None:
+        raise error
+
+    patch.setattr(TaskService, "_write_end", refuse)
