@@ -246,6 +246,10 @@ class EventStore(Protocol):
         """Return the next events of a log, and True if the log ends with them; None if there is no such log."""
         ...
 
+    async def read_deltas(self, log_id: str, after: int, upto: int) -> Sequence[Event]:
+        """Return the deltas of a log after one number, up to another, without the events between them."""
+        ...
+
     async def last_event(self, log_id: str) -> int:
         """Return the number of the last event of a log; 0 if it has none."""
         ...

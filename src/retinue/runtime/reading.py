@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from heapq import merge
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from ..core.engine import QUEUE_UNSERVED
@@ -15,6 +17,7 @@ from ..tasks.task import TaskStatus
 from .inbox import decode_start
 
 if TYPE_CHECKING:
+    from ..wire.snapshot import SnapshotTree
     from .runs import LocalRuns
 
 LOOK_AGAIN = 5.0
@@ -136,6 +139,24 @@ class StoredEvents:
             return [] if run is None else cast("list[AnyEvent]", list(run.log.events))
         stored = await self._runs.owner.store.read_log(self.log_id) or StoredLog()
         return cast("list[AnyEvent]", [row.event for row in stored.rows if row.event is not None])
+
+    async def tree(self) -> SnapshotTree:
+        """Return the tree that all stored events describe. From a database it reads the rows, then the deltas that count.
+
+        Both reads stop at one number, so the events after the tree's `seq` continue it, whichever process asks.
+        """
+        from ..wire.snapshot import SnapshotTree, first_open
+
+        if self._runs.owner is None:
+            return SnapshotTree(await self.so_far())
+        store = self._runs.owner.store
+        stored = await store.read_log(self.log_id) or StoredLog()
+        events = [row.event for row in stored.rows if row.event is not None]
+        since = first_open(events)
+        deltas = () if since is None else await store.read_deltas(self.log_id, since, stored.seq)
+        tree = SnapshotTree(merge(events, deltas, key=attrgetter("seq")))
+        tree.seq = stored.seq
+        return tree
 
     async def digest(self) -> str | None:
         """Return the digest that the root run was started with; None if it is not kept."""

@@ -326,7 +326,7 @@ async def run_parts(call: Call) -> Response:
 
 async def tree_of(service: Service, record: RunRecord) -> SnapshotTree:
     """Return the tree of the log of a run, as far as it is stored."""
-    return SnapshotTree(await service.runtime.log(record.log_id or record.identity.run_id).so_far())
+    return await service.runtime.log(record.log_id or record.identity.run_id).tree()
 
 
 async def _subtree(call: Call) -> tuple[RunRecord, SnapshotTree, tuple[str, ...]]:

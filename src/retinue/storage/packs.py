@@ -306,6 +306,13 @@ def read_events(link: Link, log_id: str, after: int, limit: int) -> tuple[list[E
     return events[first : first + limit], is_all and bool(log[0][0])
 
 
+def read_deltas(link: Link, log_id: str, after: int, upto: int) -> list[Event]:
+    """Read the deltas of a log in a range of numbers. The first and the last pack may reach beyond the range."""
+    packs = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq - held < ? AND kind = ? ORDER BY seq"
+    found = link.run(packs, log_id, after, upto, DELTAS_KIND)
+    return [event for (body,) in found for event in unpack_events(body) if after < event.seq <= upto]
+
+
 def read_log(link: Link, log_id: str, place: str) -> StoredLog | None:
     """Read a log with its private parts, without deltas; raise LogUnreadable if rows are missing or damaged."""
     log = link.run("SELECT ended, pruned FROM logs WHERE log_id = ?", log_id)

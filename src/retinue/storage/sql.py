@@ -31,7 +31,7 @@ from ..core.stores import (
     Wish,
 )
 from .database import IS_EXPIRED, Database, Later, Link
-from .packs import UNREADABLE, BatchWrite, read_events, read_log
+from .packs import UNREADABLE, BatchWrite, read_deltas, read_events, read_log
 from .prune import delete_thread
 from .writes import (
     OWNED,
@@ -287,6 +287,10 @@ class SqlStore:
     async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
         with self._readable(f"an event of run {log_id!r} after number {after}"):
             return await self.database.read(lambda link: read_events(link, log_id, after, limit))
+
+    async def read_deltas(self, log_id: str, after: int, upto: int) -> list[Event]:
+        with self._readable(f"a delta of run {log_id!r} after number {after}"):
+            return await self.database.read(lambda link: read_deltas(link, log_id, after, upto))
 
     async def last_event(self, log_id: str) -> int:
         return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id)

@@ -77,6 +77,26 @@ class DurableStoreSuite(ThreadSuite):
                 assert await reader.read_log("r1") == StoredLog(rows=kept, seq=last.seq, sub=last.sub)
                 assert await reader.read_events("r1", 0, 5000) == (public(written), False)
 
+    async def check_deltas_are_read_alone(self, store: DurableStore, other: DurableStore) -> None:
+        first, last = text_rows(1, 300), text_rows(304, 400)
+        await begin(store, stored_run("r1"))
+        await store.write(LogBatch(log_id="r1", epoch=1, rows=[*first, *step_rows(301), *last]))
+        deltas = public([*first, *last])
+        for reader in (store, other):
+            assert await reader.read_deltas("unknown", 0, 400) == []
+            for after, upto in (
+                (0, 400),
+                (0, 1),
+                (100, 200),
+                (256, 257),
+                (299, 305),
+                (300, 303),
+                (350, 350),
+                (399, 500),
+            ):
+                expected = [event for event in deltas if after < event.seq <= upto]
+                assert await reader.read_deltas("r1", after, upto) == expected, (after, upto)
+
     async def check_nobody_but_the_owner_reads_private_parts(self, store: DurableStore, other: DurableStore) -> None:
         await begin(store, stored_run("r1"))
         await store.write(LogBatch(log_id="r1", epoch=1, rows=step_rows(1)))

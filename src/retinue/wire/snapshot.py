@@ -13,12 +13,51 @@ import msgspec
 from msgspec.structs import replace
 
 from ..core.content import record_json
-from ..core.events import Event, Namespace, StepStarted, TaskUpdated
+from ..core.events import (
+    ChildStarted,
+    ErrorRaised,
+    Event,
+    InferenceFinished,
+    Namespace,
+    RunFinished,
+    RunStarted,
+    StepStarted,
+    TaskUpdated,
+    ToolCallFinished,
+    ToolCallReady,
+    ToolCallResumed,
+)
 from ..core.messages import Message
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 from .resources import fields_of, iso
 from .tree import CallNode, OpenMessage, RunNode, RunTree, StepNode
+
+
+def first_open(rows: Iterable[Event]) -> int | None:
+    """Return the number of the event after which the deltas of a log count for its tree; None if no delta does.
+
+    A delta counts only until the event that has the whole: the answer of the model, or the end of a call or its first
+    child. So those of each model call in progress are needed, and those of each tool call that streams its output. A run
+    that was stopped in an answer keeps it.
+    """
+    models: dict[str, int] = {}
+    calls: dict[tuple[str, str], int] = {}
+    for event in rows:
+        match event:
+            case RunStarted() | StepStarted() | ErrorRaised(dropped_message_id=str()):
+                models[event.run_id] = event.seq
+            case InferenceFinished():
+                models.pop(event.run_id, None)
+            case RunFinished(status=status) if status is RunStatus.COMPLETED or status.is_waiting:
+                models.pop(event.run_id, None)
+            case ToolCallReady() | ToolCallResumed():
+                calls.setdefault((event.run_id, event.call_id), event.seq)
+            case ToolCallFinished() | ChildStarted():
+                calls.pop((event.run_id, event.call_id), None)
+            case _:
+                pass
+    return min([*models.values(), *calls.values()], default=None)
 
 
 class SnapshotTree(RunTree):
