@@ -69,16 +69,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         scopes TEXT NOT NULL, made_at REAL NOT NULL, revoked_at REAL)""",
         """CREATE TABLE push_targets (run_id TEXT NOT NULL, config_id TEXT NOT NULL, body BLOB NOT NULL,
         sent INTEGER NOT NULL, is_open INTEGER NOT NULL, holder TEXT, held_until REAL NOT NULL,
-        PRIMARY KEY (run_id, config_id))""",
+        tries INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run_id, config_id))""",
         "CREATE INDEX push_targets_open ON push_targets (held_until) WHERE is_open = 1",
         """CREATE TABLE workers (owner TEXT PRIMARY KEY, engine TEXT NOT NULL, queues TEXT NOT NULL, agents TEXT NOT NULL,
         slots INTEGER NOT NULL, busy INTEGER NOT NULL, seen_until REAL NOT NULL)""",
         """CREATE TABLE schedules (schedule_id TEXT PRIMARY KEY, engine TEXT NOT NULL, next_at REAL NOT NULL,
         body BLOB NOT NULL, last_run TEXT, skipped INTEGER NOT NULL DEFAULT 0)""",
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
-    ),
-    (
-        "ALTER TABLE push_targets ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
         # The folder that a server of this database lets only one user work in.
         "CREATE TABLE one_user_files (place TEXT PRIMARY KEY)",
     ),
