@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from enum import IntEnum
 from math import inf, nan
 from typing import Any
 
@@ -56,6 +57,13 @@ def test_limits_are_stored_and_read_with_what_is_not_set(limits: Limits) -> None
     assert pickle.loads(pickle.dumps(limits)) == copy.copy(limits) == limits
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_limit_that_nothing_reaches_is_kept_as_one_that_fits_arithmetic(name: str) -> None:
+    assert Limits(**{name: 10**400}) == Limits(**{name: 2**53})
+    if name in ("cost", "seconds"):
+        assert Limits(**{name: inf}) == Limits(**{name: 2**53})  # pyright: ignore[reportArgumentType]
+
+
 def test_limits_show_what_is_set() -> None:
     assert repr(Limits()) == "Limits()"
     assert repr(Limits(depth=3, cost=0.5)) == "Limits(depth=3, cost=0.5)"
@@ -66,7 +74,8 @@ def test_limits_show_what_is_set() -> None:
 
 @pytest.mark.parametrize("name", Usage.__struct_fields__)
 @pytest.mark.parametrize(
-    ("said", "counts"), [(-5, 0), (-1e300, 0), (nan, 0), (inf, 0), (-inf, 0), (10**40, 2**53), (7, 7), (True, True)]
+    ("said", "counts"),
+    [(-5, 0), (-1e300, 0), (nan, 0), (inf, 0), (-inf, 0), (10**40, 2**53), (10**400, 2**53), (7, 7), (True, 1)],
 )
 def test_usage_is_a_number_that_can_be_added(name: str, said: Any, counts: float) -> None:
     assert getattr(Usage(**{name: said}), name) == counts
@@ -89,6 +98,14 @@ def test_a_sum_of_usage_never_falls(added: list[Usage], other: Usage) -> None:
     assert min(msgspec.structs.astuple(total - other)) >= 0
     assert total.at_least(other) - other == total - other
     assert msgspec.json.decode(msgspec.json.encode(total), type=Usage) == total
+
+
+@pytest.mark.parametrize("name", Usage.__struct_fields__)
+@pytest.mark.parametrize("said", [True, 1.5, float(2**53), IntEnum("Sizes", ["SMALL"])["SMALL"]])
+def test_usage_of_any_kind_of_number_can_be_stored_and_read(name: str, said: Any) -> None:
+    usage = Usage(**{name: said})
+    assert msgspec.json.decode(msgspec.json.encode(usage), type=Usage) == usage
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(usage), type=Usage) == usage
 
 
 def test_usage_that_is_no_number_is_refused_by_name() -> None:

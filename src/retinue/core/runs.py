@@ -143,14 +143,16 @@ MOST = 2**53
 
 def bounded(count: float) -> Any:
     """Return a count from outside as one that can be added: from 0 to `MOST`. One that is no number counts as 0."""
-    return min(max(count, 0), MOST) if isfinite(count) else 0
+    if isinstance(count, float) and not isfinite(count):
+        return 0
+    return min(max(count, 0), MOST)
 
 
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Usage of models; it adds up.
 
-    Each field is a number from 0 to 2**53, whoever reports it and however it is made: fields outside are bounded, one that is no
-    number is 0. So a sum never falls.
+    Each field is a number from 0 to 2**53, whoever reports it and however it is made: fields outside are bounded, a part of a token
+    is cut off, and one that is no number is 0. So a sum never falls, and every log that holds usage can be read.
     """
 
     requests: int = 0
@@ -165,25 +167,17 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     cost: float = 0.0
 
     def __post_init__(self) -> None:
-        try:
-            is_bounded = (
-                0 <= self.requests <= MOST
-                and 0 <= self.input_tokens <= MOST
-                and 0 <= self.output_tokens <= MOST
-                and 0 <= self.cached_tokens <= MOST
-                and 0 <= self.cache_write_tokens <= MOST
-                and 0 <= self.reasoning_tokens <= MOST
-                and 0 <= self.cost <= MOST
-            )
-        except TypeError:
-            is_bounded = False
-        if is_bounded:  # as nearly all are
-            return
+        requests, read, written = self.requests, self.input_tokens, self.output_tokens
+        cached, kept, thought, cost = self.cached_tokens, self.cache_write_tokens, self.reasoning_tokens, self.cost
+        if type(requests) is type(read) is type(written) is type(cached) is type(kept) is type(thought) is int:
+            if type(cost) is float and requests >= 0 <= read and written >= 0 <= cached and kept >= 0 <= thought:
+                if requests + read + written + cached + kept + thought <= MOST and 0 <= cost <= MOST:
+                    return  # as nearly all are
         for name in self.__struct_fields__:
             value: Any = getattr(self, name)
             if not isinstance(value, int | float):
                 raise ConfigurationError(f"Usage.{name} is {short_repr(value)}: give a number")
-            force_setattr(self, name, bounded(value))
+            force_setattr(self, name, float(bounded(value)) if name == "cost" else int(bounded(value)))
 
     def __add__(self, other: Usage) -> Usage:
         if self is NO_USAGE or other is NO_USAGE:
@@ -245,7 +239,9 @@ class Limits(
             allowed = (int, float) if name in ("cost", "seconds") else int
             if isinstance(value, bool) or not isinstance(value, allowed) or not value >= least:
                 kind = "number" if isinstance(allowed, tuple) else "whole number"
-                raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r}: give a {kind}")
+                raise ConfigurationError(f"Limits.{name} must be at least {least}, got {value!r:.80}: give a {kind}")
+            if value > MOST:  # nothing reaches it, and arithmetic with a larger one may fail
+                force_setattr(self, name, MOST)
 
     def get(self, name: str) -> float | None:
         """Return a limit by its name; None if it is not set."""
