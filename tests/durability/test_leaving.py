@@ -14,7 +14,7 @@ import pytest
 
 from retinue import Agent, ConfigurationError, Decision, HarnessAgent, ModelRequest, Run, RunStatus, Runtime, tool
 from retinue.core.events import TaskUpdated
-from retinue.errors import RuntimeClosed
+from retinue.errors import RuntimeClosed, StoreError
 from retinue.log.fold import fold_all
 from retinue.log.owned import LiveLog
 from retinue.models import ModelChunk, TextChunk
@@ -260,7 +260,7 @@ class Gated:
     def __init__(self) -> None:
         self.begun, self.go, self.done = asyncio.Event(), asyncio.Event(), list[str]()
 
-    def agent(self) -> Agent:
+    def agent(self, name: str = "boss") -> Agent:
         @tool
         async def stay(n: int) -> str:
             """Wait."""
@@ -274,7 +274,7 @@ class Gated:
             self.done.append(f"model {made}")
             return call("stay", {"n": made}, id=f"c{made}") if made < 3 else say("done")
 
-        return Agent("boss", ScriptedModel(turn), tools=[stay])
+        return Agent(name, ScriptedModel(turn), tools=[stay])
 
 
 async def test_a_runtime_with_a_store_leaves_what_runs(spot: Spot) -> None:
@@ -399,6 +399,69 @@ async def test_delegated_work_is_left_with_its_run(spot: Spot) -> None:
     async with Runtime.open(spot.url, [boss], lease=3600) as second:
         assert (await second.result(run.run_id)).response == "all done"
     assert gate.done == ["model 1", "tool 1", "model 2", "tool 2", "model 3"]
+
+
+class Held:
+    """Holds a coroutine function of an object back when it has done its work."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.reached, self.open, self._work = asyncio.Event(), asyncio.Event(), getattr(owner, name)
+        setattr(owner, name, self._later)
+
+    async def _later(self, *args: Any, **options: Any) -> Any:
+        found = await self._work(*args, **options)
+        self.reached.set()
+        await self.open.wait()
+        return found
+
+
+async def test_a_run_that_is_taken_over_while_its_process_stops_is_left_too(spot: Spot) -> None:
+    gate = Gated()
+    async with Runtime.open(spot.url, [gate.agent()]) as first:
+        run = await held_run(first, gate)
+        closed = asyncio.create_task(first.close(3600))
+        await let_others_run()
+        gate.go.set()
+        await closed
+    own = Gated()
+    second = Runtime.open(spot.url, [gate.agent(), own.agent("own")], lease=3600, recover=False)
+    async with second:
+        second.stream("own", "go")
+        await own.begun.wait()  # so the close takes its time
+        held = Held(second._runs.registry, "follow_rests")
+        taking = asyncio.create_task(second.load(run.run_id))
+        await held.reached.wait()  # the run is claimed, and its log is read
+        closed = asyncio.create_task(second.close(3600))
+        await let_others_run()
+        held.open.set()
+        await taking
+        own.go.set()
+        await closed
+    assert gate.done == ["model 1", "tool 1"], "nothing begins while it stops"
+    async with Runtime.open(spot.url, [gate.agent()], lease=3600) as third:
+        assert (await third.result(run.run_id)).response == "done"
+    assert gate.done == ["model 1", "tool 1", "model 2", "tool 2", "model 3"], "each once"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_claim_in_progress_keeps_no_lease_when_its_process_stops(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/app.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    gate = Gated()
+    async with Runtime.open(url, [gate.agent()]) as first:
+        run = await held_run(first, gate)
+    async with Runtime.open(url, [gate.agent()], lease=3600, recover=False) as second:
+        held = Held(second.store, "claim")
+        taking = asyncio.create_task(second.load(run.run_id))
+        await held.reached.wait()
+        await second.close()
+        held.open.set()
+        with pytest.raises(StoreError, match="it was closed"):
+            await taking
+    async with Runtime.open(url, recover=False) as looking:
+        store: Any = looking.store
+        assert [log.expired for log in await store.open_logs(run.run_id)] == [True], "others need not wait"
 
 
 def lead_turn(request: ModelRequest) -> ScriptedTurn:

@@ -157,7 +157,6 @@ class LocalRuns:
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
         log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
         if self.owner is not None and writer is not None:
-            log.is_leaving = self.owner.is_leaving
             log.earlier = partial(read_events, self, self.owner.store, writer.log_id)
         log.lend_slot = self.lend_slot
         return log
@@ -171,6 +170,7 @@ class LocalRuns:
         """Register a run and, if it is stored, read its inbox from now on."""
         self._live[run.run_id] = run
         if self.owner is not None and run.writer is not None:
+            run.log.is_leaving = self.owner.is_leaving  # also if the process stops since the log was claimed
             run.writer.on_lost, run.writer.fresh_until = run.lose, self.owner.fresh_until
             run.writer.gathering = self._gathering
             if stored:
@@ -383,13 +383,19 @@ class LocalRuns:
         self.is_closing = True
         if self.owner is None:
             return
-        left = [run for run in self._of_this_loop() if run.is_adopted or not only_adopted]
-        for run in left:
+        for run in self._to_leave(only_adopted):
             run.log.is_leaving = True
         await self.owner.stop_recovering()
-        for problem in await asyncio.gather(*[run.leave(grace) for run in left], return_exceptions=True):
-            if isinstance(problem, RetinueError):
-                _log.error("a run could not be handed over: %s", problem)
+        left = set[LiveRun]()
+        # Each turn leaves the runs that were taken over since the turn before.
+        while new := self._to_leave(only_adopted) - left:
+            left |= new
+            for problem in await asyncio.gather(*[run.leave(grace) for run in new], return_exceptions=True):
+                if isinstance(problem, RetinueError):
+                    _log.error("a run could not be handed over: %s", problem)
+
+    def _to_leave(self, only_adopted: bool) -> set[LiveRun]:
+        return {run for run in self._of_this_loop() if run.is_adopted or not only_adopted}
 
     async def close(self, grace: float, *, leave: bool) -> None:
         """Stop the runs at work, or leave them to other processes. Stored runs that wait stay as they are."""
@@ -410,9 +416,8 @@ class LocalRuns:
             await asyncio.wait(jobs, timeout=grace)
         if self.owner is not None:
             await self.owner.close()
-            if any(run.writer is not None and not run.writer.is_released for run in live):
-                with contextlib.suppress(RetinueError):
-                    await self.owner.store.renew(self.owner.id, 0.0)  # its logs can be claimed at once
+            with contextlib.suppress(RetinueError):
+                await self.owner.store.renew(self.owner.id, 0.0)  # logs that are still its own can be claimed at once
 
     def _of_this_loop(self) -> list[LiveRun]:
         return [run for run in self._live.values() if run.is_of_this_loop()]
