@@ -16,6 +16,8 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from retinue.storage.postgres import PostgresAddress
 
+from . import inside
+
 MOST = 16
 """Connections that are kept."""
 
@@ -105,7 +107,7 @@ def new_connections() -> Generator[None]:
 def _lend(address: PostgresAddress) -> Any:
     if not _is_lending:
         return _connect(address)
-    place = repr(sorted(address._parameters.items()))
+    place = repr(sorted(inside.connection_parameters(address).items()))
     while kept := _kept.get(place):
         connection = kept.pop()
         try:

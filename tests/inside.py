@@ -298,3 +298,201 @@ def fail_to_end_tasks(patch: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     patch.setattr(TaskService, "_write_end", refuse)
+
+
+# --- stores
+
+
+def database_of(store: Any) -> Any:
+    """Return the database under a store of files or tasks."""
+    return store._database
+
+
+def write_lanes(store: Any) -> list[Any]:
+    """Return the lanes in which a PostgreSQL store writes, each with its own connection."""
+    return list(store.database._writers)
+
+
+def notify_lane(store: Any) -> Any:
+    """Return the lane in which a PostgreSQL store sends notifications."""
+    return store.database._notifier
+
+
+def counted_transactions(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets, for each transaction from now on, how many jobs share it."""
+    from retinue.storage import database
+
+    sizes, real = list[int](), database._run_in_one
+
+    def count(link: Any, works: Any, *, eager: bool) -> Any:
+        sizes.append(len(works))
+        return real(link, works, eager=eager)
+
+    patch.setattr(database, "_run_in_one", count)
+    return sizes
+
+
+def counted_statements(patch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list that gets each statement that PostgreSQL executes from now on."""
+    from retinue.storage.postgres import PostgresLink
+
+    statements, execute = list[bytes](), PostgresLink._execute
+
+    def count(link: PostgresLink, statement: bytes, values: Any = ()) -> Any:
+        statements.append(statement)
+        return execute(link, statement, values)
+
+    patch.setattr(PostgresLink, "_execute", count)
+    return statements
+
+
+def connection_parameters(address: Any) -> dict[str, Any]:
+    """Return what a connection to a PostgreSQL address is opened with."""
+    return address._parameters
+
+
+def wait_for_lock(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have SQLite wait this many seconds for another process that writes."""
+    patch.setattr("retinue.storage.sqlite._BUSY_SECONDS", seconds)
+
+
+def prune_by(patch: pytest.MonkeyPatch, runs: int) -> None:
+    """Look for old runs in portions of this size."""
+    patch.setattr("retinue.storage.prune._PAGE", runs)
+
+
+# --- servers
+
+
+def set_clock_of_limits(limits: Any, clock: Callable[[], float]) -> None:
+    """Have the limits of a running server measure rates with a clock of the test."""
+    limits._clock = clock
+
+
+def users_with_rates(limits: Any) -> int:
+    """Return for how many users a server remembers how much they asked."""
+    return len(limits._buckets)
+
+
+def open_streams(limits: Any) -> dict[str, int]:
+    """Return how many streams each user has open."""
+    return dict(limits._streams)
+
+
+def head_timer(protocol: Any) -> Any:
+    """Return the timer that ends a connection whose request has no headers yet, or None."""
+    return protocol._head_timer
+
+
+def remember_users_for(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a server ask the store for a token again after this many seconds."""
+    patch.setattr("retinue.server.auth._REMEMBER_SECONDS", seconds)
+
+
+def allow_subscriptions(patch: pytest.MonkeyPatch, most: int) -> None:
+    """Allow so many subscriptions at once on a WebSocket."""
+    patch.setattr("retinue.server.sockets._MOST_SUBSCRIPTIONS", most)
+
+
+def replace_push_reader(patch: pytest.MonkeyPatch, reader: Callable[..., Any]) -> None:
+    """Replace the function that makes notifications of the events of a run."""
+    patch.setattr("retinue.server.a2a_push._notifications", reader)
+
+
+def is_pushing(push: Any) -> bool:
+    """Return True while a server sends notifications."""
+    return bool(push._jobs)
+
+
+def push_store(push: Any) -> Any:
+    """Return where a server keeps the notifications that it has promised."""
+    return push._store
+
+
+# --- other processes that runs are given to
+
+
+async def find_task(follower: Any, run_id: str) -> bool:
+    """Have the follower of an A2A task look for a task that it sent before; return True if there is one."""
+    return await follower._find(run_id)
+
+
+def http_of(client: Any) -> Any:
+    """Return the HTTP client under an A2A client."""
+    return client._link().http
+
+
+def read_length_of_errors() -> int:
+    """Return how many bytes of a server's error are read."""
+    from retinue.backends.http_client import _ERROR_BODY
+
+    return _ERROR_BODY
+
+
+def look_for_unknown_runs(patch: pytest.MonkeyPatch, times: int, every: float) -> None:
+    """Have the workers of Temporal look so often for a run that they do not know, this many seconds apart."""
+    patch.setattr("retinue.engines.temporal_worker._UNKNOWN", times)
+    patch.setattr("retinue.engines.temporal_worker._SOON", every)
+
+
+# --- models, tools and commands
+
+
+def add_provider(patch: pytest.MonkeyPatch, name: str, module: str) -> None:
+    """Let model names that begin with `name:` be looked up in a module."""
+    from retinue.models import registry
+
+    patch.setitem(registry._PROVIDERS, name, module)
+
+
+def set_clock_of_breaker(model: Any, clock: Callable[[], float]) -> None:
+    """Have the circuit breaker of a model measure its pauses with a clock of the test."""
+    model._breaker._clock = clock
+
+
+def provider_names() -> set[str]:
+    """Return the names that telemetry gives to providers."""
+    from retinue.telemetry import conventions
+
+    return set(conventions._PROVIDERS.values())
+
+
+def file_tools(files: Any) -> Any:
+    """Return the functions behind the file tools of a filesystem."""
+    from retinue.workspace import tools
+
+    return tools._FileTools(files)
+
+
+def copy_in_pieces_above(patch: pytest.MonkeyPatch, values: int) -> None:
+    """Copy values piece by piece if they hold more than so many."""
+    patch.setattr("retinue.core.schema._MANY", values)
+
+
+def edit_in_pieces_of(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Search so many bytes of a text at once for what an edit replaces."""
+    patch.setattr("retinue.workspace.text._PIECE", size)
+
+
+def sort_in_parts_of(patch: pytest.MonkeyPatch, entries: int) -> None:
+    """Sort so many entries of a folder at once."""
+    patch.setattr("retinue.workspace.paths._SORTED_AT_ONCE", entries)
+
+
+def wait_for_probe(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give a sandbox this many seconds to show that it works."""
+    patch.setattr("retinue.workspace.sandbox._PROBE_SECONDS", seconds)
+
+
+def declared_commands() -> set[str]:
+    """Return the names of all commands that the parser knows."""
+    from retinue.cli import parsers
+
+    return set(parsers._COMMANDS)
+
+
+def metric_lines(depths: Any, worker: Any) -> list[str]:
+    """Return the lines of `retinue worker --metrics`."""
+    from retinue.cli.worker import _figures
+
+    return list(_figures(depths, worker))

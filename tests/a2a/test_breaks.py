@@ -26,6 +26,7 @@ from tests.remote.server import TaskServer
 from tests.remote.test_remote_events import helper, researcher
 from tests.waiting import until
 
+from .. import inside
 from .processes import Sample, sample
 from .test_children import TRANSPORTS, boss, of_child, remote, text_of
 
@@ -293,9 +294,9 @@ async def test_a_task_is_found_where_the_server_has_chosen_its_context() -> None
         cancellation=CancellationToken(),
     )
     follower = A2AFollower(A2ABackend(client, patience=1.0), request)
-    assert await follower._find("run_1")
+    assert await inside.find_task(follower, "run_1")
     assert (follower.view.task_id, follower.view.context_id, client.asked) == ("t9", "c9", ["thread_1", ""])
-    assert not await follower._find("run_2")
+    assert not await inside.find_task(follower, "run_2")
 
 
 async def test_the_next_process_answers_a_question(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 from retinue import A2AAgent, Decision, DecisionRefused, Runtime
 from retinue.backends.a2a_client import A2AClient
 
+from .. import inside
 from ..runners import AppRunner
 from .test_children import boss, of_child
 
@@ -38,7 +39,7 @@ class Hostile:
     def interface(self, url: str) -> dict[str, str]:
         return {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
 
-    async def _card(self, request: web.Request) -> web.Response:
+    async def show_card(self, request: web.Request) -> web.Response:
         self._note(request)
         if self.raw_card is not None:
             return self.raw_card
@@ -51,7 +52,7 @@ class Hostile:
         }
         return web.json_response({**card, **(self.card or {})})
 
-    async def _rpc(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self._note(request)
         assert self._handler is not None
         return await self._handler(request, await request.json())
@@ -64,7 +65,7 @@ class Hostile:
 async def hostile(handler: Handler | None = None) -> AsyncIterator[Hostile]:
     server = Hostile(handler)
     app = web.Application()
-    app.add_routes([web.get("/.well-known/agent-card.json", server._card), web.post("/rpc", server._rpc)])
+    app.add_routes([web.get("/.well-known/agent-card.json", server.show_card), web.post("/rpc", server.answer)])
     runner = AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -396,7 +397,7 @@ async def test_the_transport_itself_reaches_no_other_origin() -> None:
     async with hostile() as thief, hostile() as server:
         client = A2AClient(server.url)
         with pytest.raises(Exception, match="another server"):
-            await client._link().http.get(thief.url)
+            await inside.http_of(client).get(thief.url)
         await client.close()
         assert thief.requests == []
 

@@ -21,6 +21,7 @@ from retinue.server import A2AOptions, a2a_push
 from retinue.server.a2a_push import StoredPush
 from retinue.storage.sql import SqlStore
 
+from .. import inside
 from ..runners import AppRunner
 from ..server.agents import boss, speaker
 from ..server.processes import TOKEN as SERVED
@@ -147,7 +148,7 @@ async def test_a_name_that_leads_to_this_machine_is_not_reached(monkeypatch: pyt
         async with place.caller("JSONRPC", "speaker", streaming=False) as caller:
             config = {"url": url.replace("127.0.0.1", "rebound.example")}
             await caller.send("hello", configuration={"taskPushNotificationConfig": config})
-            await until(lambda: not place.tasks.push._jobs and asked)
+            await until(lambda: not inside.is_pushing(place.tasks.push) and asked)
     assert (got, asked) == ([], ["rebound.example"] * 4)
 
 
@@ -183,14 +184,14 @@ async def test_what_cannot_be_sent_is_given_up(case: str, tmp_path: Path, monkey
         raise KeyError("what nobody expects")
 
     if case == "error":
-        monkeypatch.setattr(a2a_push, "_notifications", broken)
+        inside.replace_push_reader(monkeypatch, broken)
     elif case == "log":
         monkeypatch.setattr(a2a_push, "project_of", broken)
     async with webhook() as (url, got), a2a_serving(runtime) as place:
         wrong = {"scheme": "Bearer\r\nX: 1", "credentials": "k"} if case == "scheme" else {}
         await push_of(place, tmp_path, url, authentication=wrong)
         await until(lambda: rows(tmp_path) == [(4, 0)])
-        assert await place.tasks.push._store.claim("another", 30.0) == []
+        assert await inside.push_store(place.tasks.push).claim("another", 30.0) == []
     assert got == []
     assert len(tried) == (0 if case == "scheme" else 4)
 

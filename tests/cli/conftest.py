@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from retinue.cli import main
-from retinue.models import registry
 from tests.prepared import PYTHON
+
+from .. import inside
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RETINUE_DB", "RETINUE_MODEL", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setitem(registry._PROVIDERS, "test", "tests.cli.models")  # pyright: ignore[reportPrivateUsage]
+    inside.add_provider(monkeypatch, "test", "tests.cli.models")
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.cli import parsers
-
+from .. import inside
 from ..storage.stored import sql
 from .conftest import Cli
 
@@ -60,7 +59,7 @@ def refused(cli: Cli, *words: str) -> str:
 
 
 def test_the_table_has_every_command() -> None:
-    declared = parsers._COMMANDS.keys()  # pyright: ignore[reportPrivateUsage]
+    declared = inside.declared_commands()
     assert {" ".join(command[:2] if command[0] not in SINGLE else command[:1]) for command in ALL} == declared
 
 

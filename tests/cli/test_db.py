@@ -13,11 +13,11 @@ import pytest
 from retinue import RunStatus
 from retinue.cli.parsers import span
 from retinue.errors import StoreError
-from retinue.storage import sqlite
 from retinue.storage.schema import DELTAS_KIND, MIGRATIONS, newest_version
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.storage.stores import sql_store, without_secrets
 
+from .. import inside
 from ..databases import LOCKED, TestServer
 from ..storage.stored import counts, put_run, sql
 from .conftest import Cli, finished
@@ -112,7 +112,7 @@ def test_a_damaged_file_cannot_be_used_wherever_it_is_broken(cli: Cli, url: str,
 def test_who_only_looks_does_not_wait_for_who_writes(
     cli: Cli, url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 0.2)
+    inside.wait_for_lock(monkeypatch, 0.2)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for command in (["runs", "list"], ["runs", "show", "run_a"], ["runs", "events", "run_a"], ["db", "check"]):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from retinue.cli.worker import _figures  # pyright: ignore[reportPrivateUsage]
 from retinue.storage.depths import QueueDepth
+
+from .. import inside
 
 
 def test_the_lines_of_a_figure_come_together() -> None:
     depths = [QueueDepth(queue=name, ready=2, delayed=1, working=3, oldest=1.23456) for name in ("default", "gpu")]
     worker: Any = SimpleNamespace(info=SimpleNamespace(slots=SimpleNamespace(total=16, working=["run_1"])))
-    assert list(_figures(depths, worker)) == [
+    assert inside.metric_lines(depths, worker) == [
         "# TYPE retinue_queue_ready gauge",
         'retinue_queue_ready{queue="default"} 2',
         'retinue_queue_ready{queue="gpu"} 2',

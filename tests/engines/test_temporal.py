@@ -20,12 +20,13 @@ from retinue import Agent, Decision, Plugin, Registrar, RunStatus, Runtime, Stat
 from retinue.core.errors import EngineError
 from retinue.core.model import ModelRequest
 from retinue.core.stores import Placement, Wish
-from retinue.engines import temporal_sweeper, temporal_worker
+from retinue.engines import temporal_sweeper
 from retinue.engines.temporal_workflow import LEG, WORKFLOW, RetinueRun
 from retinue.storage.legs import PlacedLogs
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from .. import inside
 from ..waiting import until
 from .crew import Gate, crew, results
 from .processes import start_worker
@@ -367,8 +368,7 @@ async def test_an_unknown_run_is_tried_elsewhere_before_its_workflow_is_closed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker with another database must not close it at once."""
-    monkeypatch.setattr(temporal_worker, "_SOON", 0.01)
-    monkeypatch.setattr(temporal_worker, "_UNKNOWN", 3)
+    inside.look_for_unknown_runs(monkeypatch, times=3, every=0.01)
     async with site.worker(), site.client() as client:
         engine = engine_of(client)
         started = await engine.client.start_workflow(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from retinue import Agent, RunStatus, Runtime, ToolContext, tool
-from retinue.log import ownership
 from retinue.testing import ScriptedModel, call, say
 
+from .. import inside
 from ..waiting import expire_lease
 from .support import Node, ends_of, node, until, whole_log
 
@@ -113,7 +113,7 @@ async def test_the_heartbeat_survives_an_unexpected_error(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R6. The clock of the owners is the test's: a third of a lease passes, and another."""
-    monkeypatch.setattr(ownership, "_now", lambda: now)
+    inside.set_clock_of_owners(monkeypatch, lambda: now)
     now, one, two, tried = 0.0, Gate("one"), Gate("two"), list[float]()
     async with Runtime.open(url, [one.agent()]) as first, Runtime.open(url, [two.agent()]) as second:
         renew = type(first.store).renew  # type: ignore[attr-defined]

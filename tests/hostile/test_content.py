@@ -41,6 +41,8 @@ from retinue.testing import ScriptedModel, call, fail, say
 from tests.control.test_hooks import Hooks
 from tests.effort import share
 
+from .. import inside
+
 HALF = "\ud800 half"
 CLEAN = "\ufffd half"
 CYCLE: list[Any] = []
@@ -448,14 +450,14 @@ def test_a_long_broken_text_is_cleaned_in_one_go() -> None:
 )
 def test_a_copy_at_once_is_a_copy_piece_by_piece(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "_MANY", -1)
+        inside.copy_in_pieces_above(patch, -1)
         made = schema.isolate(value)
     assert repr(made) == repr(schema.isolate(value)) == repr(value)
     assert made is not value or not isinstance(value, list | dict)
 
 
 def test_a_copy_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "_MANY", 1)
+    inside.copy_in_pieces_above(monkeypatch, 1)
     inner: list[Any] = []
     made = schema.isolate([inner, inner, {"a": {1}}])
     made[0].append(1)

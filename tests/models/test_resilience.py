@@ -35,6 +35,8 @@ from tests.models.streams import RENDER, chat
 from tests.models.test_conformance import connect
 from tests.story import check_order, story
 
+from .. import inside
+
 FAST = RetryPolicy(attempts=3, first_delay=0.001, max_delay=0.002)
 HELLO = KnownTurn(text=("Hel", "lo"))
 WHOLE = KnownTurn(text=("Good", " day"))
@@ -297,7 +299,8 @@ class Clock:
 
 def clock_of(model: Any) -> Clock:
     """Return a new clock for the circuit breaker of a model."""
-    clock = model._breaker._clock = Clock()
+    clock = Clock()
+    inside.set_clock_of_breaker(model, clock)
     return clock
 
 

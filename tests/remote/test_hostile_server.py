@@ -20,6 +20,7 @@ from retinue.core.secrets import redact, secrets_of
 from retinue.testing import ScriptedModel, call, say
 from retinue.wire.task_protocol import decode_task
 
+from .. import inside
 from ..runners import AppRunner
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -137,10 +138,8 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
 
 
 def test_half_a_secret_at_a_cut_is_not_shown() -> None:
-    from retinue.backends.http_client import _ERROR_BODY
-
     client = HttpTaskClient("http://host.example", {"X-Api-Key": "abcdefghij" * 5})
-    padded = b" " * (_ERROR_BODY - 20) + b"abcdefghij" * 5
+    padded = b" " * (inside.read_length_of_errors() - 20) + b"abcdefghij" * 5
     assert "abcd" not in client.words(padded)
 
 

@@ -14,6 +14,7 @@ import pytest
 from retinue import Runtime
 from retinue.server import create_app, process
 
+from .. import inside
 from ..waiting import until
 from .agents import Gate, speaker
 from .serving import TOKEN, asking
@@ -146,12 +147,12 @@ async def test_a_client_that_does_not_send_its_headers_is_let_go(monkeypatch: py
         for head in (b"", b"GET /healthz HTTP/1.1\r\nx-a"):
             answer = asyncio.create_task(server.send(head, ends=False))
             late = await until(lambda: waiting and waiting.pop())
-            timer = late._head_timer
+            timer = inside.head_timer(late)
             assert timer is not None
             late.give_up()
             assert await answer == (408, {"detail": "the headers did not come within 3600 seconds", "code": "too_slow"})
         assert (await server.send(get(b"/healthz")))[0] == 200
-        assert waiting.pop()._head_timer is None
+        assert inside.head_timer(waiting.pop()) is None
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:

@@ -8,6 +8,7 @@ from retinue import Runtime
 from retinue.server.http import ApiError
 from retinue.server.limits import UserLimits
 
+from .. import inside
 from ..waiting import until
 from .agents import Gate, speaker
 from .serving import serving
@@ -64,7 +65,7 @@ def test_many_users_do_not_fill_the_memory() -> None:
     for number in range(25_000):
         clock.now += 0.001
         limits.count_request(f"user-{number}")
-    assert len(limits._buckets) <= 10_000
+    assert inside.users_with_rates(limits) <= 10_000
     # A user who asks all the time does not get a new bucket because others came.
     limits = UserLimits(rate=0.001, clock=clock)
     assert count(limits, "ann") == 1
@@ -80,14 +81,14 @@ def test_streams_at_once() -> None:
             pass
         assert (refused.value.status, refused.value.code) == (429, "too_many_streams")
     with limits.stream("ann"):
-        assert dict(limits._streams) == {"ann": 1}
-    assert not limits._streams
+        assert inside.open_streams(limits) == {"ann": 1}
+    assert not inside.open_streams(limits)
 
 
 async def test_the_rate_of_a_server() -> None:
     clock = Clock()
     async with serving(Runtime([speaker("x")]), rate=3.0) as site:
-        site.service.limits._clock = clock
+        inside.set_clock_of_limits(site.service.limits, clock)
         answers = [await site.get(RUNS) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
         assert answers[-1].body["code"] == "too_many_requests"
@@ -100,7 +101,7 @@ async def test_the_rate_of_a_server() -> None:
 async def test_subscriptions_count_as_requests() -> None:
     clock = Clock()
     async with serving(Runtime([speaker("x")]), rate=3.0) as site:
-        site.service.limits._clock = clock
+        inside.set_clock_of_limits(site.service.limits, clock)
         async with site.session.ws_connect("/api/v1/events") as socket:
             for number in range(3):
                 await socket.send_json({"subscribe": f"x{number}", "run_id": "run_x"})
@@ -123,11 +124,11 @@ async def test_the_streams_of_a_server() -> None:
                 assert (refused.status, (await refused.json())["code"]) == (429, "too_many_streams")
             async with site.session.head(path) as head:
                 assert head.status == 429
-        await until(lambda: site.service.limits._streams == {"local": 1})
+        await until(lambda: inside.open_streams(site.service.limits) == {"local": 1})
         async with site.session.head(path) as head:
             assert head.status == 200
         await first.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-        await until(lambda: not site.service.limits._streams)
+        await until(lambda: not inside.open_streams(site.service.limits))
         gate.say(None)
         assert (await site.all_events(path))[-1].event == "run_finished"
 

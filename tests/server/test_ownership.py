@@ -19,6 +19,7 @@ from retinue.server.tasks import run_id_of
 from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, say
 
+from .. import inside
 from .agents import Gate, speaker
 from .serving import Site, asking, serving
 
@@ -85,7 +86,7 @@ async def test_the_stream_of_a_deleted_thread_ends(tmp_path: Path) -> None:
 
 async def test_a_revoked_token_ends_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_module, "BEAT", 0.0)
-    monkeypatch.setattr("retinue.server.auth._REMEMBER_SECONDS", 0.0)
+    inside.remember_users_for(monkeypatch, 0.0)
     gate = Gate()
     runtime = Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[gate.agent()])
     assert isinstance(runtime.store, SqlStore)

@@ -16,6 +16,7 @@ from retinue.server import create_app, sockets
 from retinue.server.auth import NoAuth, User
 from retinue.server.http import headers_of
 
+from .. import inside
 from .agents import Gate, speaker
 from .serving import asking, listening, serving
 
@@ -23,7 +24,7 @@ RUNS, MANY = "/api/v1/runs", "/api/v1/events"
 
 
 async def test_a_name_is_used_again_and_its_new_subscription_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "_MOST_SUBSCRIPTIONS", 2)
+    inside.allow_subscriptions(monkeypatch, 2)
     gate = Gate()
     async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
         run_id = (await site.start("gated"))["run_id"]

@@ -20,6 +20,7 @@ from retinue.stores import MemoryStore
 from retinue.testing import FilesystemSuite
 from retinue.workspace import Filesystem
 
+from .. import inside
 from ..effort import share
 from ..prepared import PYTHON
 
@@ -297,7 +298,7 @@ def test_two_processes_lose_nothing(database_url: str, files: StoreFilesystem) -
 
 def test_work_that_is_done_twice_is_done_once(files: StoreFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a connection that broke when all was written: it is tried again."""
-    database: Any = files._database
+    database: Any = inside.database_of(files)
     write_blocking = database.write_blocking
 
     def twice(work: Callable[[Any], Any], about: str = "") -> Any:

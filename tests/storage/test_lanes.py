@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from retinue.errors import StoreError
-from retinue.storage import database as module
 from retinue.storage.database import Link
 from retinue.storage.sqlite import SqliteDatabase, SqliteStore
 from retinue.testing.stores import stored_run
 from retinue.testing.threads import begin
+
+from .. import inside
 
 Work = Callable[[Link], Any]
 
@@ -60,32 +61,18 @@ async def stored(database: SqliteDatabase) -> list[int]:
     return [int(row[0]) for row in found]
 
 
-class Counting:
-    """Counts transactions."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[int] = []
-        real = module._run_in_one  # pyright: ignore[reportPrivateUsage]
-
-        def count(link: Link, works: Any, *, eager: bool) -> Any:
-            self.sizes.append(len(works))
-            return real(link, works, eager=eager)
-
-        monkeypatch.setattr(module, "_run_in_one", count)
-
-
 async def test_what_waits_together_is_one_transaction(
     database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
     first = database.write(lambda link: gate.wait(10))
     await asyncio.sleep(0)
-    counting = Counting(monkeypatch)
+    sizes = inside.counted_transactions(monkeypatch)
     works = [database.write(put(n)) for n in range(10)]
     gate.set()
     await first
     assert await asyncio.gather(*works) == [False] * 10, "the event loop does nothing itself"
-    assert counting.sizes[-1] >= 9
+    assert sizes[-1] >= 9
     assert await stored(database) == list(range(10))
 
 

@@ -19,6 +19,7 @@ from retinue.storage.stores import open_store
 from retinue.testing.stores import stored_run, stored_thread
 from retinue.testing.threads import LONG, begin, ended_run, full_batch, public, step_rows, text_rows
 
+from .. import inside
 from ..databases import LOCKED, LOCKED_PASSWORD, TestServer
 from ..waiting import let_others_run, until
 
@@ -203,11 +204,10 @@ async def test_jobs_that_wait_together_are_one_round_trip(
         assert cursor.pgresult is not None, "an answer is waited for"
         return fetch(cursor)
 
-    database: Any = store.database
     monkeypatch.setattr(PostgresLink, "commit", counted)
     monkeypatch.setattr(psycopg.Cursor, "fetchall", early)
     gate = threading.Event()
-    for lane in (*database._writers, database._notifier):
+    for lane in (*inside.write_lanes(store), inside.notify_lane(store)):
         lane.submit_from_thread(lambda link: gate.wait(10))  # jobs gather behind it
     jobs: list[Any] = []
     for number in range(20):
@@ -219,7 +219,7 @@ async def test_jobs_that_wait_together_are_one_round_trip(
     gate.set()
     await done
     # At most two of each lane, and some of the one that notifies: what it had begun with, and the rest.
-    assert len(commits) <= 2 * len(database._writers) + 3
+    assert len(commits) <= 2 * len(inside.write_lanes(store)) + 3
     monkeypatch.undo()
     assert len(await store.list_runs(status="completed")) == 20
     assert len(await store.list_runs(status="running")) == 20
@@ -356,21 +356,14 @@ async def test_logs_that_are_written_together_share_a_statement(
     ids = [f"r{number}" for number in range(40)]
     for run_id in ids:
         await begin(store, stored_run(run_id, thread_id=f"t_{run_id}"))
-    statements: list[bytes] = []
-    execute = PostgresLink._execute
-
-    def count(link: PostgresLink, statement: bytes, values: Any = ()) -> Any:
-        statements.append(statement)
-        return execute(link, statement, values)
-
-    monkeypatch.setattr(PostgresLink, "_execute", count)
+    statements = inside.counted_statements(monkeypatch)
     held, is_held = threading.Event(), threading.Event()
 
     def hold(link: Any) -> None:
         is_held.set()
         held.wait(LONG)
 
-    lanes = store.database._writers
+    lanes = inside.write_lanes(store)
     holding = [lane.submit(hold) for lane in lanes]
     await asyncio.to_thread(is_held.wait, LONG)
     written = [store.write(LogBatch(log_id=run_id, epoch=1, rows=text_rows(1, 3))) for run_id in ids]

@@ -29,6 +29,7 @@ from retinue.testing.tasks import NOW, S1, task_record
 from retinue.testing.threads import begin as begin_run
 from retinue.testing.threads import ended_run
 
+from .. import inside
 from ..effort import share
 from ..prepared import PYTHON
 
@@ -341,7 +342,7 @@ async def test_four_processes_lose_nothing(database_url: str, open_tasks: Open) 
 async def test_work_that_is_done_twice_is_done_once(open_tasks: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a connection that broke when all was written: it is tried again."""
     tasks = open_tasks()
-    database: Any = tasks._database
+    database: Any = inside.database_of(tasks)
     write = database.write
 
     async def twice(work: Callable[[Any], Any], about: str = "") -> Any:

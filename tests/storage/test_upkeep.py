@@ -28,6 +28,7 @@ from retinue.tasks.repository import LONGEST_RESULT
 from retinue.tasks.task import finish
 from retinue.testing.tasks import NOW, task_record
 
+from .. import inside
 from .stored import OWNER, put_run, rows_in, sql, tamper
 
 HOUR, YEAR = 3600.0, 365 * 86_400.0
@@ -98,7 +99,7 @@ def watch_pruning(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = la
 @pytest.mark.usefixtures("one_a_row")
 async def test_a_large_run_goes_in_many_small_transactions(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", 10)
-    monkeypatch.setattr(module, "_PAGE", 2)
+    inside.prune_by(monkeypatch, 2)
     for number in range(5):
         await put_run(store, f"r{number}", thread_id=f"t{number}", deltas=25)
         await store.put_wish(Wish(log_id=f"r{number}", wish_id="w", run_id=f"r{number}", kind="cancel"))

@@ -14,6 +14,8 @@ from retinue.messages import ReasoningPart, TextPart
 from retinue.telemetry import conventions, spans
 from retinue.telemetry.conventions import input_messages, provider_and_model
 
+from .. import inside
+
 KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
 REMOVED = {"gen_ai.system", "gen_ai.prompt", "gen_ai.completion", "gen_ai.usage.prompt_tokens"}
 AGENT_METRICS = {
@@ -39,7 +41,7 @@ def test_operations_are_called_as_the_conventions_call_them() -> None:
 
 def test_providers_are_called_as_the_conventions_call_them() -> None:
     known = {it.value for it in gen_ai_attributes.GenAiProviderNameValues}  # pyright: ignore[reportDeprecated]
-    assert set(conventions._PROVIDERS.values()) <= known  # pyright: ignore[reportPrivateUsage]
+    assert inside.provider_names() <= known
 
 
 def test_metric_names_are_those_of_the_conventions() -> None:

@@ -17,6 +17,7 @@ from retinue.testing import ScriptedModel, say
 from retinue.testing import call as called
 from retinue.workspace import folders, local, paths, text, tools
 
+from .. import inside
 from ..effort import share
 from .conftest import Call
 
@@ -64,7 +65,7 @@ def test_no_more_of_a_file_is_read_than_allowed(monkeypatch: pytest.MonkeyPatch)
 def test_an_edit_in_pieces_is_an_edit(data: bytes, old: bytes, new: bytes, piece: int) -> None:
     whole = text.replace_text(data, old, new)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_PIECE", piece)
+        inside.edit_in_pieces_of(patch, piece)
         assert text.replace_text(data, old, new) == whole
 
 
@@ -84,7 +85,7 @@ def test_a_search_for_old_text_does_not_backtrack() -> None:
 
 
 def test_entries_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    monkeypatch.setattr(paths, "_SORTED_AT_ONCE", 3)
+    inside.sort_in_parts_of(monkeypatch, 3)
     for number in range(10):
         (root / f"{number}").touch()
     assert [entry.path for entry in LocalFilesystem(root).list()] == [str(number) for number in range(10)]
@@ -139,7 +140,7 @@ def test_no_entry_is_looked_at_after_a_cancel(
     class Context:
         cancellation = token
 
-    files = tools._FileTools(LocalFilesystem(root))  # pyright: ignore[reportPrivateUsage]
+    files = inside.file_tools(LocalFilesystem(root))
     with pytest.raises(BaseException, match="enough"):
         getattr(files, tool)(pattern="none", ctx=Context())
     assert looked <= most

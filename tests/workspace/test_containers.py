@@ -16,6 +16,7 @@ from retinue.workspace import SandboxLimits
 from retinue.workspace.containers import ENGINES
 from tests.prepared import PYTHON
 
+from .. import inside
 from .commands import Shell, processes_with, until, usable_image
 
 
@@ -171,7 +172,7 @@ def test_a_probe_that_does_not_end_leaves_no_container(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr("retinue.workspace.sandbox._PROBE_SECONDS", 0.5)
+    inside.wait_for_probe(monkeypatch, 0.5)
     noted = f'echo "$@" >> {tmp_path / "calls"}'
     stand_in(tmp_path / "bin", "docker", f'{noted}; test "$1" = rm || exec sleep 3600')
     with pytest.raises(ConfigurationError, match="docker cannot run the image busybox .*timed out"):

@@ -18,6 +18,7 @@ from retinue.core.filesystem import Filesystem
 from retinue.testing import FilesystemSuite
 from retinue.workspace import LocalFilesystem
 
+from .. import inside
 from ..effort import share
 
 
@@ -281,7 +282,7 @@ def test_it_behaves_like_a_dictionary_of_paths(
 
 
 def test_a_large_folder_is_sorted_in_parts(files: LocalFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.workspace.paths._SORTED_AT_ONCE", 3)
+    inside.sort_in_parts_of(monkeypatch, 3)
     names = [f"{number * 7 % 20:02}" for number in range(20)]
     for name in names:
         files.write(f"{name}/x", b"")
