@@ -79,8 +79,10 @@ def fold_check(request: pytest.FixtureRequest) -> Iterator[FoldCheck | None]:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask servers again after milliseconds, where a process waits up to two seconds."""
-    for name, seconds in {"remote.FIRST_PAUSE": 0.002, "a2a.FIRST_PAUSE": 0.002, "remote.LONGEST_PAUSE": 0.05}.items():
-        monkeypatch.setattr(f"retinue.backends.{name}", seconds)
+    concurrency, a2a = "retinue.core.concurrency", "retinue.backends.a2a"
+    first = {f"{concurrency}.FIRST_PAUSE": 0.002, f"{a2a}.FIRST_PAUSE": 0.002}
+    for name, seconds in {**first, f"{concurrency}.LONGEST_PAUSE": 0.05}.items():
+        monkeypatch.setattr(name, seconds)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Tools: what a model may call, what a call is given, and what it returns."""
 
 # fmt: off
-from .core.context import CancellationToken, ProgressStatus, ToolContext
+from .core.concurrency import CancellationToken
+from .core.context import ProgressStatus, ToolContext
 from .core.functions import FunctionTool, tool
 from .core.results import ResumeMode, SuspendTicket, ToolOutput, ToolResult, ToolStatus
 from .core.tools import FrontEndTool, Tool, ToolDescriptor, ToolOptions

@@ -15,7 +15,7 @@ from retinue.backends import a2a_task
 from retinue.backends.a2a import A2ABackend, A2AFollower
 from retinue.backends.a2a_client import UnknownTask
 from retinue.core.backend import RunRequest
-from retinue.core.context import CancellationToken
+from retinue.core.concurrency import CancellationToken
 from retinue.core.events import Event, TextDelta
 from retinue.core.messages import Message
 from retinue.core.runs import RunIdentity
@@ -163,7 +163,7 @@ class Breaking(Client):
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(f"retinue.backends.remote.{name}", 0.0)
+        monkeypatch.setattr(f"retinue.core.concurrency.{name}", 0.0)
 
 
 @pytest.mark.usefixtures("no_pauses")

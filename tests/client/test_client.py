@@ -156,7 +156,7 @@ async def test_a_fork_is_sent_once() -> None:
 
 async def test_every_break_of_the_connection_is_bridged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy cuts, delays and truncates what passes."""
-    monkeypatch.setattr("retinue.backends.remote.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("retinue.core.concurrency.LONGEST_PAUSE", 0.05)
     words = [f"w{number} " for number in range(300)]
     async with serving(Runtime(agents=[speaker(*words)])) as site:
         async with Proxy(int(site.url.rpartition(":")[2]), seed=7, faults=40, kinds=FAULTS) as proxy:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from hypothesis import strategies as st
 
 from retinue import Agent, HarnessAgent, LocalFilesystem, ToolContext, ToolError, file_tools
-from retinue.core.context import CancellationToken
+from retinue.core.concurrency import CancellationToken
 from retinue.core.runs import RunIdentity
 from retinue.core.state import Snapshot
 from retinue.subagents.markdown import read_claude_markdown, read_markdown

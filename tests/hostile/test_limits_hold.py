@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from retinue import Agent, Limits, RunStatus, Runtime, ToolContext, tool
-from retinue.core import context
+from retinue.core import concurrency
 from retinue.errors import ModelError
 from retinue.loop import turn
 from retinue.models import CallChunk, ReasoningChunk, Retrying, TextChunk
@@ -81,7 +81,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     from retinue.backends import local
     from retinue.runtime import live
 
-    assert live.GRACE == local.GRACE == context.GRACE
+    assert live.GRACE == local.GRACE == concurrency.GRACE
     monkeypatch.setattr(live.LiveRun.cancel, "__defaults__", (0.1,))
     monkeypatch.setattr(local, "GRACE", 0.1)
 

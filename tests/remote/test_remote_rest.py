@@ -12,7 +12,7 @@ import pytest
 from retinue import Agent, ConfigurationError, HarnessAgent, RunStatus, Runtime
 from retinue.backends import tasks_http
 from retinue.core.backend import RunRequest
-from retinue.core.context import CancellationToken
+from retinue.core.concurrency import CancellationToken
 from retinue.core.events import DELTAS
 from retinue.core.runs import RunIdentity
 from retinue.events import AnyEvent, Custom, RunFinished, RunStarted, TaskUpdated

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retinue import HarnessAgent, RunStatus, Runtime
-from retinue.backends.remote import Pauses
+from retinue.core.concurrency import Backoff
 from retinue.testing import say
 
 from .test_remote import orchestrator, spawn
@@ -27,16 +27,16 @@ def spawning(url: str, folder: Path, protocol: str) -> HarnessAgent:
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which take no time."""
-    pauses, wait, sleep = list[float](), Pauses.wait, asyncio.sleep
+    pauses, wait, sleep = list[float](), Backoff.wait, asyncio.sleep
 
     async def noted(self: Any, problem: Exception | None = None, at_least: float = 0.0) -> None:
-        pauses.append(self._next)
+        pauses.append(self.pause)
         await wait(self, problem, at_least)
 
     async def short(seconds: float) -> None:
         await sleep(min(seconds, 0.05))
 
-    monkeypatch.setattr(Pauses, "wait", noted)
+    monkeypatch.setattr(Backoff, "wait", noted)
     monkeypatch.setattr(asyncio, "sleep", short)
     return pauses
 

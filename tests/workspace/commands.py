@@ -13,7 +13,8 @@ from shutil import which
 from typing import Any
 
 from retinue.core.agents import Agent
-from retinue.core.context import CancellationToken, ToolContext
+from retinue.core.concurrency import CancellationToken
+from retinue.core.context import ToolContext
 from retinue.core.events import Event
 from retinue.core.filesystem import Command, Filesystem
 from retinue.core.runs import RunIdentity

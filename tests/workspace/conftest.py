@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from retinue.core.agents import Agent
-from retinue.core.context import CancellationToken, ToolContext
+from retinue.core.concurrency import CancellationToken
+from retinue.core.context import ToolContext
 from retinue.core.errors import ConfigurationError
 from retinue.core.runs import RunIdentity
 from retinue.core.state import Snapshot

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue import HarnessAgent, LocalFilesystem, Runtime
-from retinue.core.context import CancellationToken
+from retinue.core.concurrency import CancellationToken
 from retinue.core.errors import PathError
 from retinue.testing import ScriptedModel, say
 from retinue.testing import call as called

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.core.context import CancellationToken
+from retinue.core.concurrency import CancellationToken
 from retinue.core.errors import Denied, ExecutionFailed, InvalidArguments, NotFound, ToolCancelled
 from retinue.workspace import LocalFilesystem
 from retinue.workspace import grep as grep_module

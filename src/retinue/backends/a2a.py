@@ -13,17 +13,17 @@ from a2a.types import a2a_pb2 as pb
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
+from ..core.concurrency import FIRST_PAUSE, Backoff, until_stopped
 from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError, RetinueError
 from ..core.messages import Message, TextPart
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
-from ..core.together import until_stopped
 from .a2a_client import A2AClient, UnknownTask, is_id
 from .a2a_task import STATUS, TaskView, data_of
 from .http_client import MOST_BYTES, NotOffered, NotSent
-from .remote import FIRST_PAUSE, MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
+from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, RemoteBackend, reason_of
 
 ACCEPT_SECONDS = 1.0
 """Seconds in which a server should name the task that is to be stopped."""
@@ -304,7 +304,7 @@ class A2AFollower(Follower[A2AClient]):
 
     async def _settle(self) -> None:
         """Follow the task until it has ended or waits. Pauses grow, unless text comes."""
-        pauses = Pauses()
+        backoff = Backoff()
         while not self._is_settled() or self._has_gap:
             size = self._streamed.size
             await self._look()
@@ -313,8 +313,8 @@ class A2AFollower(Follower[A2AClient]):
             if self._client.can_stream:
                 await self._watch()
                 if self._streamed.size > size:
-                    pauses.reset()
-            await pauses.wait()
+                    backoff.reset()
+            await backoff.wait()
 
     async def _watch(self) -> None:
         """Read a subscription, and snapshots as it says that there is more, until either shows the end or breaks."""
@@ -329,11 +329,11 @@ class A2AFollower(Follower[A2AClient]):
                 pass
 
     async def _look_at_changes(self) -> None:
-        pauses = Pauses()
+        backoff = Backoff()
         with suppress(*_FAILURES):  # `_settle` meets it again
             while not self._is_settled():
                 await self._changed.wait()
-                await pauses.wait()
+                await backoff.wait()
                 self._changed.clear()
                 await self._look()
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.context import CancellationToken, ToolContext
+from ..core.concurrency import CancellationToken
+from ..core.context import ToolContext
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated

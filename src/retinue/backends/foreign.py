@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
+from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
     ActivityDelta,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
 from ..core.backend import RunRequest
+from ..core.concurrency import Backoff
 from ..core.content import to_json_text
 from ..core.errors import ExecutionBackendError
 from ..core.results import SuspendTicket
@@ -28,7 +29,7 @@ from ..wire.langgraph import (
     said_in,
 )
 from .http_client import MOST_BYTES, NOT_OFFERED, HttpClient, NotOffered
-from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, reason_of
+from .remote import MOST_WORDS, STOP_SECONDS, Follower, Outcome, RemoteBackend, reason_of
 
 T = TypeVar("T")
 
@@ -182,7 +183,7 @@ class GraphFollower(Follower[HttpClient]):
             if self.refused is not None:
                 self._state = await self._retry(self._load_state)
                 return RunStatus.WAITING_INPUT, self.refused
-        pauses, in_vain = Pauses(), 0
+        backoff, in_vain = Backoff(), 0
         while True:
             event = self._event
             is_whole = await self._read_events()
@@ -191,8 +192,8 @@ class GraphFollower(Follower[HttpClient]):
             if run.has_ended and (is_whole or in_vain == _TRIES):
                 break
             if not in_vain:
-                pauses.reset()
-            await pauses.wait()
+                backoff.reset()
+            await backoff.wait()
         self._state = await self._retry(self._load_state)
         return self._outcome()
 

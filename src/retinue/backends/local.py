@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
-from ..core.context import GRACE, OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
+from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, MessagesSnapshot, Sink
 from ..core.rows import Private

@@ -13,7 +13,8 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.backend import Backend, RunRequest
-from ..core.context import GRACE, OUT_OF_TIME, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
+from ..core.context import OUT_OF_TIME
 from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
 from ..core.rows import Private

@@ -9,7 +9,8 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
-from ..core.context import OUT_OF_TIME, TIMED_OUT, CancellationToken
+from ..core.concurrency import CancellationToken
+from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
 from ..core.messages import Message, Role

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -12,19 +11,17 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
-from ..core.context import CancellationToken
+from ..core.concurrency import Backoff, CancellationToken, until_stopped
 from ..core.errors import ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, Event, TextDelta
 from ..core.messages import Message
 from ..core.runs import REMOTE_KEY, WAITING, RunResult, RunStatus
 from ..core.state import PersistedState
-from ..core.together import until_stopped
 from .http_client import Garbled, NotSent, ServerClient
 
 T = TypeVar("T")
 C = TypeVar("C", bound=ServerClient)
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 PATIENCE = 60.0
 """Seconds for which a server may be unreachable before a run there is given up on."""
 SUBMIT_PATIENCE = 10.0
@@ -316,40 +313,11 @@ def reason_of(exc: Exception) -> str:
     return exc.reason if isinstance(exc, ExecutionBackendError) else str(exc)
 
 
-class Pauses:
-    """Pauses between attempts, each longer than the one before, until the server was away for so many seconds."""
-
-    def __init__(self, patience: float = inf) -> None:
-        self._patience = patience
-        self.reset()
-
-    @property
-    def is_longest(self) -> bool:
-        return self._next >= LONGEST_PAUSE
-
-    def reset(self) -> None:
-        """The server was reached and gave something."""
-        self._next = FIRST_PAUSE
-        self.extend()
-
-    def extend(self) -> None:
-        """The server was reached."""
-        self._deadline = time.monotonic() + self._patience
-
-    async def wait(self, problem: Exception | None = None, at_least: float = 0.0) -> None:
-        """Wait before the next attempt; raise the problem if patience has run out."""
-        pause = max(self._next * random.uniform(0.5, 1.5), at_least)
-        if problem is not None and time.monotonic() + pause > self._deadline:
-            raise problem
-        await asyncio.sleep(pause)
-        self._next = min(self._next * 2, LONGEST_PAUSE)
-
-
 async def retry(
     ask: Callable[[], Awaitable[T]], patience: float, token: CancellationToken, connect_patience: float = inf
 ) -> T:
     """Retry while the server cannot be reached, until patience ends or the token is set."""
-    pauses, garbled, connecting_until = Pauses(patience), 0, time.monotonic() + connect_patience
+    backoff, garbled, connecting_until = Backoff(patience=patience), 0, time.monotonic() + connect_patience
     while True:
         try:
             return await ask()
@@ -358,4 +326,4 @@ async def retry(
             is_refused = isinstance(exc, NotSent) and time.monotonic() >= connecting_until
             if token.is_set() or garbled == GARBLED_TRIES or is_refused:
                 raise
-            await pauses.wait(exc)
+            await backoff.wait(exc)

@@ -11,13 +11,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
+from ..core.concurrency import Backoff, CancellationToken, until_stopped
 from ..core.content import to_json_bytes
-from ..core.context import CancellationToken
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import ErrorRaised, Event, RunFinished, RunStarted
 from ..core.runs import Limits, RunResult, RunStatus
-from ..core.together import until_stopped
 from ..wire.task_protocol import (
     TASKS_PATH,
     RemoteTask,
@@ -28,7 +27,7 @@ from ..wire.task_protocol import (
     task_path,
 )
 from .http_client import ANSWER_SECONDS, NOT_OFFERED, HttpClient, NotOffered
-from .remote import STOP_SECONDS, Follower, Outcome, Pauses, RemoteBackend, retry
+from .remote import STOP_SECONDS, Follower, Outcome, RemoteBackend, retry
 
 _STATUS = {"success": RunStatus.COMPLETED, "error": RunStatus.FAILED, "cancelled": RunStatus.CANCELLED}
 
@@ -201,7 +200,7 @@ class TaskFollower(Follower[HttpTaskClient]):
             except ConnectionError as exc:  # the questions stay open
                 self.refused = f"the decision could not be sent: {exc}"
                 return RemoteTask("running")
-        pauses, stuck_since = Pauses(), 0.0
+        backoff, stuck_since = Backoff(), 0.0
         goal, settled = 0, None
         while True:
             state = await self._load_state()
@@ -217,16 +216,16 @@ class TaskFollower(Follower[HttpTaskClient]):
             if self._has_events and not (state.seq <= seen and (self._leg_ended or state.is_settled)):
                 await self._read(goal if state.is_settled else 0)
             if self._seen > seen:
-                pauses.reset()
+                backoff.reset()
                 stuck_since = 0.0
                 continue
-            if pauses.is_longest:
+            if backoff.is_longest:
                 self._leg_ended = False
-            await pauses.wait()
+            await backoff.wait()
 
     async def follow_rest(self) -> None:
         """Copy the events after the end of the run, until the log there has ended."""
-        pauses = Pauses()
+        backoff = Backoff()
         while True:
             state = await self._load_state()
             if self._seen >= state.seq and not state.open:
@@ -236,8 +235,8 @@ class TaskFollower(Follower[HttpTaskClient]):
             if not self._has_events:
                 raise ConnectionError("the server has no events of the task any more")
             if self._seen > seen:
-                pauses.reset()
-            await pauses.wait()
+                backoff.reset()
+            await backoff.wait()
 
     async def _load_state(self) -> RemoteTask:
         """Return the state of the task; report its status if that has changed."""

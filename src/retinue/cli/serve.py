@@ -21,8 +21,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.concurrency import wait_for_first
 from ..core.errors import ConfigurationError
-from ..core.together import wait_for_first
 from ..log.ownership import LEASE
 from ..runtime import Runtime
 from ..storage.sql import SqlStore

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+from ..core.concurrency import until_stopped
 from ..core.decisions import Decision
 from ..core.errors import (
     ConfigurationError,
@@ -20,7 +21,6 @@ from ..core.events import Event
 from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import RunRecord
-from ..core.together import until_stopped
 from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
 from ..wire.resources import run_json

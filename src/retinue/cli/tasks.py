@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ..core.concurrency import until_stopped
 from ..core.errors import ConfigurationError
-from ..core.together import until_stopped
 from ..log.ownership import is_gone
 from ..storage.files import folders_with_tasks
 from ..storage.stores import without_secrets

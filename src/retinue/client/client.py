@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..core.agents import Agent
-from ..core.context import GRACE
+from ..core.concurrency import GRACE
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, ServerError
 from ..core.events import AnyEvent

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from ..backends.http_client import CONNECT_SECONDS, SILENCE_SECONDS, trace_headers, whole_chunks
-from ..backends.remote import Pauses
+from ..core.concurrency import Backoff
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
@@ -121,7 +121,7 @@ class Connection:
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of an answer below 300. Raise what the server refuses, and `missing` if it does not
         know what is asked for."""
-        pauses = Pauses(self.patience)
+        backoff = Backoff(patience=self.patience)
         headers = {**trace_headers(), **self._headers, **({} if key is None else {"idempotency-key": key})}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -144,7 +144,7 @@ class Connection:
                 if not repeats and not isinstance(exc, aiohttp.ClientConnectorError):
                     raise ServerError(self.url, None, "unknown_outcome", self._words(exc)) from None
                 problem = self.unreachable(exc)
-            await pauses.wait(problem, after)
+            await backoff.wait(problem, after)
 
     async def stream(self, path: str) -> AsyncGenerator[tuple[list[bytes], float]]:
         """Yield the data of server-sent events as they come, and the seconds after which to connect again."""

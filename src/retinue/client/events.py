@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from urllib.parse import quote
 
-from ..backends.remote import Pauses
+from ..core.concurrency import Backoff
 from ..core.errors import ServerError, UnknownRun
 from ..core.events import Event, event_from_bytes
 from ..runtime.followed import Progress
@@ -32,10 +32,10 @@ class EventReader:
 
     async def read(self) -> AsyncGenerator[Event]:
         """Yield the events as they come until the log has ended. Reading again continues after the last one."""
-        pauses, connection = Pauses(self._connection.patience), self._connection
+        backoff, connection = Backoff(patience=self._connection.patience), self._connection
         while True:
             before, problem = self.seen, None
-            events = self._attempt(pauses)
+            events = self._attempt(backoff)
             try:
                 async for event in events:
                     yield event
@@ -51,15 +51,15 @@ class EventReader:
                 problem = connection.unreachable(exc)
             finally:
                 await events.aclose()
-            await pauses.wait(problem or connection.unreachable(ConnectionError("the stream ended")), self._hint)
+            await backoff.wait(problem or connection.unreachable(ConnectionError("the stream ended")), self._hint)
 
-    async def _attempt(self, pauses: Pauses) -> AsyncGenerator[Event]:
+    async def _attempt(self, backoff: Backoff) -> AsyncGenerator[Event]:
         """Yield events until the connection ends."""
         self._hint = 0.0
         stream = self._connection.stream(f"runs/{quote(self._run_id, safe='')}/events?after={self.seen}")
         try:
             async for found, self._hint in stream:
-                pauses.extend()
+                backoff.extend()
                 for data in found:
                     event = self._decode(data)
                     if not event.seq:  # a notice, which the log does not have
@@ -69,7 +69,7 @@ class EventReader:
                         continue
                     self._check_gap(event.seq)
                     self._note(event)
-                    pauses.reset()
+                    backoff.reset()
                     yield event
         finally:
             await stream.aclose()

@@ -10,8 +10,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from ..backends.remote import FIRST_PAUSE
-from ..core.context import GRACE
+from ..core.concurrency import FIRST_PAUSE, GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique

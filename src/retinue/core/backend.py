@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints
 from msgspec import Struct, field
 
 from .agents import Agent
-from .context import CancellationToken, ToolContext
+from .concurrency import CancellationToken
+from .context import ToolContext
 from .decisions import Decision
 from .errors import ConfigurationError
 from .events import Event, Sink

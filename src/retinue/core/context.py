@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from enum import StrEnum
 from reprlib import repr as short_repr
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
-from msgspec import Struct
-
+from .concurrency import CancellationToken
 from .content import clean_text, to_json_value
-from .errors import ToolCancelled
 from .events import ActivityDelta, ActivitySnapshot, Custom, ErrorRaised, Event, Sink, ToolCallStreamDelta
 from .runs import ParentContext
 from .state import Seed, Snapshot, StateKey
@@ -29,8 +25,6 @@ V = TypeVar("V")
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-GRACE = 5.0
-"""Seconds to wait for cancelled work to stop."""
 TIMED_OUT = "timeout"
 """The cancel reason of a run that took too long."""
 OUT_OF_TIME = "limit:seconds"
@@ -45,74 +39,6 @@ class ProgressStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
-
-
-_TOKENS = Lock()
-"""One lock for all tokens: it is held briefly, and a tree of runs has many tokens."""
-
-
-class CancellationToken(Struct, eq=False):
-    """Tells blocking work to stop. Async code does not need it: cancelling raises CancelledError there."""
-
-    reason: str | None = None
-    _callbacks: dict[Callable[[], None], None] = {}  # ordered, and quick to remove from
-
-    def is_set(self) -> bool:
-        return self.reason is not None
-
-    def raise_if_set(self) -> None:
-        if self.reason is not None:
-            raise ToolCancelled(self.reason)
-
-    def set(self, reason: str = "cancelled") -> None:
-        """Request the stop; the first reason stays."""
-        with _TOKENS:
-            if self.reason is not None:
-                return
-            self.reason = clean_text(reason)
-            callbacks, self._callbacks = self._callbacks, {}
-        for callback in callbacks:
-            callback()
-
-    def on_set(self, callback: Callable[[], None]) -> None:
-        """Call back once when set, at once if it already is. Callbacks may come from any thread."""
-        with _TOKENS:
-            if self.reason is None:
-                self._callbacks[callback] = None
-                return
-        callback()
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Remove a callback."""
-        with _TOKENS:
-            self._callbacks.pop(callback, None)
-
-    def pass_on_to(self, other: CancellationToken) -> Callable[[], None]:
-        """Set another token when this one is set; return the callback to `forget` afterwards."""
-
-        def pass_on() -> None:
-            other.set(self.reason or "cancelled")
-
-        self.on_set(pass_on)
-        return pass_on
-
-    async def wait(self) -> None:
-        """Wait until the token is set."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def wake() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        def wake_from_anywhere() -> None:
-            loop.call_soon_threadsafe(wake)
-
-        self.on_set(wake_from_anywhere)
-        try:
-            await done
-        finally:
-            self.forget(wake_from_anywhere)
 
 
 class Reported:

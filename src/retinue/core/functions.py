@@ -17,8 +17,9 @@ from typing import Any, Generic, Unpack, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
+from .concurrency import GRACE, CancellationToken
 from .content import to_json_value
-from .context import GRACE, CancellationToken, ToolContext
+from .context import ToolContext
 from .errors import ConfigurationError
 from .schema import Parameter, describe
 from .tools import OptionWords, Tool, ToolDescriptor, ToolOptions

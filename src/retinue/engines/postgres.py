@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
+from ..core.concurrency import keep_doing
 from ..core.engine import DoLeg, Leg, WorkerInfo
 from ..core.errors import OwnershipLost, RetinueError
 from ..core.processes import has_process_ended
 from ..core.stores import LEGS, DurableStore, Placement
-from ..core.together import keep_doing
 from ..storage.legs import Legs, Workers
 from ..storage.schedules import Schedules
 from ..storage.sql import SqlStore

@@ -11,8 +11,8 @@ import contextlib
 import msgspec
 from msgspec import Struct
 
+from ..core.concurrency import GRACE
 from ..core.content import clean_text
-from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.runs import Limits, unique
 from ..core.stores import Reply, Wish, WishKind

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from ..core.concurrency import keep_doing, wait_for_first
 from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, Wish
-from ..core.together import keep_doing, wait_for_first
 from .writer import LogWriter
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from msgspec import DecodeError, Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
+from ..core.concurrency import GRACE, CancellationToken, is_closing
 from ..core.content import MAX_BYTES, check_shape, clean_text, parse_json, to_json_value
-from ..core.context import GRACE, CancellationToken, ToolContext
+from ..core.context import ToolContext
 from ..core.errors import (
     Denied,
     Escape,
@@ -36,7 +37,6 @@ from ..core.results import SuspendTicket, ToolCallStatus, ToolOutput, ToolResult
 from ..core.rows import Private
 from ..core.schema import has_more_items, isolate
 from ..core.state import Snapshot, StateCommand
-from ..core.together import is_closing
 from ..core.tools import Tool
 from ..log.state import CALL_SUSPENDED, RUNNING, CallState, RunState
 from .budget import deadline

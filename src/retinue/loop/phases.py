@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
+from ..core.concurrency import is_closing
 from ..core.content import to_json_bytes
 from ..core.errors import (
     Escape,
@@ -35,7 +36,6 @@ from ..core.rows import Job, LoopAction, Private
 from ..core.rules import Rules
 from ..core.schema import Codec, JsonCodec, codec_for, isolate
 from ..core.state import StateCommand
-from ..core.together import is_closing
 
 if TYPE_CHECKING:
     from ..core.hooks import HookContext

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ..core.concurrency import is_closing, run_together
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import Escape, HookFailed, ModelError, OwnershipLost, RetinueError, ToolError
 from ..core.events import (
@@ -29,7 +30,6 @@ from ..core.results import error_with_code
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot
-from ..core.together import is_closing, run_together
 from ..log.state import CALL_NEW, CallState, is_runnable, message_id, next_move
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up

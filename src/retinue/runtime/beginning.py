@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ..core.concurrency import wait_for_first
 from ..core.errors import RetinueError, ThreadBusy
 from ..core.stores import WhenBusy
-from ..core.together import wait_for_first
 from ..log.ownership import Owner
 from .inbox import encode_start
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
+from ..core.concurrency import CancellationToken
 from ..core.content import id_problem
-from ..core.context import CancellationToken
 from ..core.engine import DEFAULT_QUEUE, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.messages import Message, as_messages

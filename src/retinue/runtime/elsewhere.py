@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.context import GRACE
+from ..core.concurrency import GRACE, run_together
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import (
@@ -33,7 +33,6 @@ from ..core.events import RunFinished, RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
-from ..core.together import run_together
 from ..log.ask import Refusal, decode_reply, encode_cancel, make_wish, read_cancel
 from ..log.fold import fold_all
 from ..log.owned import LiveLog

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
+from ..core.concurrency import CancellationToken
 from ..core.content import to_json_bytes
-from ..core.context import CancellationToken
 from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError, UnknownAgent
 from ..core.messages import Message
 from ..core.model import ModelChunk, ModelRequest

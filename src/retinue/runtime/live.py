@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.setup import begin, continue_tasks, result_again, thread_after
 from ..core.backend import RunRequest
-from ..core.context import GRACE, OUT_OF_TIME
+from ..core.concurrency import GRACE, wait_for_first
+from ..core.context import OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
 from ..core.rows import Ending
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
-from ..core.together import wait_for_first
 from ..log.owned import LiveLog
 from ..log.state import RunState
 from ..log.writer import LogWriter

@@ -21,13 +21,12 @@ from ..backends.outcome import bare_result
 from ..backends.remote import Callers
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
-from ..core.context import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, until_stopped
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
 from ..core.hooks import registered
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
-from ..core.together import until_stopped
 from ..log.ask import Wanted, encode_cancel, encode_wanted, make_wish
 from ..log.owned import Widen
 from ..log.state import LogState

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..backends.local import LocalBackend
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.context import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
 from ..core.errors import ExecutionFailed, InternalError, RetinueError, ToolCancelled
 from ..core.events import (
     ActivityDelta,

@@ -19,7 +19,8 @@ from ..backends.mirror import close, give_up
 from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent, agent_name, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
-from ..core.context import CancellationToken, ToolContext
+from ..core.concurrency import CancellationToken
+from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.messages import ToolCall
 from ..core.model import Model

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
-from ..core.context import GRACE
+from ..core.concurrency import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost
 from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Event, Namespace, RunFinished, TextDelta
 from ..core.runs import Out, RunResult

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
 from ..core.backend import RunRequest
+from ..core.concurrency import CancellationToken
 from ..core.content import id_problem
-from ..core.context import TIMED_OUT, CancellationToken
+from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
 from ..core.errors import (
     ConfigurationError,

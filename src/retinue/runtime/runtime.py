@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
-from ..core.context import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
 from ..core.decisions import Decision
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple

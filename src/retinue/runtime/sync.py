@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from ..core.context import GRACE
+from ..core.concurrency import GRACE
 from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent, RunFinished
 from .run import Run

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ..core.concurrency import wait_for_first
 from ..core.engine import LegSlots
 from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus
-from ..core.together import wait_for_first
 from ..log.owned import LiveLog
 from ..log.state import CallState, RunState
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.context import CancellationToken
+from ..core.concurrency import CancellationToken
 from ..core.errors import OwnershipLost, RetinueError, ThreadBusy
 from ..core.runs import RunIdentity
 from ..core.stores import ThreadRecord, WhenBusy

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.concurrency import keep_doing
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
-from ..core.together import keep_doing
 from ..loop.tickets import Questions
 from ..storage.legs import Workers
 from .dispatch import check_queues

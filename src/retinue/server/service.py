@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, It
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ..core.concurrency import until_stopped
 from ..core.errors import RetinueError
 from ..core.stores import RunRecord, ThreadRecord
-from ..core.together import until_stopped
 from ..runtime import Runtime
 from ..subagents.harness import find_undivided
 from .auth import LOCAL, Auth, HasFirstUser, User

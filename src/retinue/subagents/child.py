@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
-from ..core.context import CancellationToken, ToolContext
+from ..core.concurrency import CancellationToken, run_together
+from ..core.context import ToolContext
 from ..core.errors import (
     ChildAgentError,
     ConfigurationError,
@@ -37,7 +38,6 @@ from ..core.runs import (
     unique,
 )
 from ..core.state import PersistedState, Seed, as_persisted
-from ..core.together import run_together
 
 OnError = Literal["collect", "cancel_siblings"]
 

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
-from ..core.context import GRACE, TIMED_OUT, CancellationToken, ToolContext
+from ..core.concurrency import GRACE, CancellationToken
+from ..core.context import TIMED_OUT, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.messages import as_messages
 from ..core.runs import RunIdentity, RunResult, RunStatus

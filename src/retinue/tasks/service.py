@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.context import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken
 from ..core.errors import RetinueError
 from ..core.processes import process_identity
 from ..core.runs import RunResult, RunStatus

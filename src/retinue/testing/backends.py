@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.context import CancellationToken
+from ..core.concurrency import CancellationToken
 from ..core.errors import ExecutionBackendError
 from ..core.events import Event
 from ..core.messages import Message, Visibility

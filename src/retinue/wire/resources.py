@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from ..core.concurrency import GRACE
 from ..core.content import record_json
-from ..core.context import GRACE
 from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult

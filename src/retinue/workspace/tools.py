@@ -9,7 +9,8 @@ from copy import copy
 from difflib import get_close_matches
 from typing import Any
 
-from ..core.context import CancellationToken, ToolContext
+from ..core.concurrency import CancellationToken
+from ..core.context import ToolContext
 from ..core.errors import (
     ConfigurationError,
     Denied,
