@@ -169,7 +169,7 @@ def show_models(rounds: int, as_json: bool, end: str) -> int:
 
 def show_alone(options: argparse.Namespace) -> int | None:
     """Run the one part that was asked for, and return the exit code. None: run what has a floor to compare with."""
-    if options.against:
+    if options.against is not None:
         from benchmarks import against
 
         return 0 if against.compare(options.against, options.rounds) else 1

@@ -32,8 +32,22 @@ def measure() -> dict[str, float]:
     return figures | trees.one_round("ours")
 
 
-def compare(commit: str, rounds: int) -> bool:
+def find_commit(name: str) -> str:
+    """Return the id of a commit. If git does not know one by that name, print so and exit with 2."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        print(
+            f"scripts/bench: --against: git knows no commit {name!r} here: give a commit, branch or tag",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    return found.stdout.strip()
+
+
+def compare(name: str, rounds: int) -> bool:
     """Print the minimum of each workload on both sides. Return true if none is more than 5 % slower here."""
+    commit = find_commit(name)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "other"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(place), commit], cwd=ROOT, check=True)
@@ -62,7 +76,9 @@ def _measure_in_process(source: Path) -> dict[str, float]:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
     # Outside the tree: its `src` would be on the path before the other commit's.
     command = [sys.executable, "-m", "benchmarks.against", str(source)]
-    out = subprocess.run(command, cwd=tempfile.gettempdir(), env=env, capture_output=True, text=True, check=True)
+    out = subprocess.run(command, cwd=tempfile.gettempdir(), env=env, capture_output=True, text=True, check=False)
+    if out.returncode:
+        sys.exit(f"scripts/bench: the workloads cannot run on {source}: {out.stderr.strip().rpartition(chr(10))[2]}")
     return json.loads(out.stdout)
 
 

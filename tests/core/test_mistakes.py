@@ -192,6 +192,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "stop on no name": (lambda: StopOnTool(f), "give the name of a tool, as text"),  # pyright: ignore[reportArgumentType]
     "thread": (lambda: run(thread="t"), "a run has no option 'thread': write thread_id$"),
     "an option of nothing": (lambda: run(zzz=1), "a run has no option 'zzz': write thread_id, user_id, "),
+    "price that is a number": (lambda: Runtime(price=5), "price is a function of a model and its usage, not 5"),  # pyright: ignore[reportArgumentType]
+    "backend that is none": (
+        lambda: Runtime(backends={"far": 5}),  # pyright: ignore[reportArgumentType]
+        "backend 'far' is an object with profile, run and abort",
+    ),
     "async sink": (lambda: Runtime(sinks=[asyncio.sleep]), "Runtime: a sink is a function of one event, .* not async"),  # pyright: ignore[reportArgumentType]
     "async sink of a run": (lambda: run(sinks=[asyncio.sleep]), "run: a sink is a function of one event, .* not async"),
     "sink of nothing": (lambda: run(sinks=["x"]), "run: a sink is a function of one event, .*, not 'x'"),

@@ -36,3 +36,47 @@ async def test_every_path_refuses_a_parameter_that_it_does_not_have(tmp_path: Pa
 async def test_a_query_is_not_told_to_those_without_a_token(tmp_path: Path) -> None:
     async with world(tmp_path) as there, asking(there.url, None) as site:
         assert (await site.get("/api/v1/runs?aftr=1")).status == 401
+
+
+async def test_an_error_names_what_may_be_written_at_its_place(tmp_path: Path) -> None:
+    """Fields and values are listed; a wrong path or method says which are right."""
+    async with world(tmp_path) as there, asking(there.url, there.admin) as site:
+        run_id = there.names["run_id"]
+        before = await contents(there.runtime)
+        start: dict[str, Any] = {"agent": "nobody", "input": "x"}
+        role = [{"role": "robot", "content": "x"}]
+        decisions = {"decisions": {"c1": {"action": "shrug"}}}
+        limits = "children, cost, depth, parallel, seconds, steps, tokens"
+        for method, path, body, status, detail in (
+            ("POST", "/runs", start | {"limits": {"step": 1}}, 422, f"at `$.limits`; known here: {limits}"),
+            ("POST", "/runs", start | {"thread": "x"}, 422, "unknown field `thread`; known here: agent, "),
+            ("POST", "/runs", start | {"input": role}, 422, "'robot' - at `$.input[0].role`; known here: "),
+            (
+                "POST",
+                f"/runs/{run_id}/decisions",
+                decisions,
+                422,
+                "`$.decisions[...].action`; known here: answer, approve, cancel, ",
+            ),
+            ("GET", "/runs?status=done", None, 422, "'done' - at `$.status`; known here: cancelled, completed, "),
+            (
+                "GET",
+                f"/runs/{run_id}/events?kinds=nope",
+                None,
+                422,
+                "no event kind 'nope'; the kinds are run_started, ",
+            ),
+            (
+                "GET",
+                f"/runs/{run_id}/events?after=x",
+                None,
+                422,
+                "'x' is not the number of an event: give a whole number",
+            ),
+            ("DELETE", "/runs", None, 405, "DELETE is not a method of '/api/v1/runs': use GET, POST"),
+            ("GET", "/rums", None, 404, "there is no path '/api/v1/rums': GET /openapi.json lists the paths"),
+        ):
+            answer = await site.ask(method, f"/api/v1{path}", body)
+            assert answer.status == status, answer.body
+            assert detail in answer.body["detail"]
+        assert await contents(there.runtime) == before

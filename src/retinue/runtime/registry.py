@@ -56,8 +56,14 @@ class AgentRegistry:
     run_child_agent = staticmethod(run_child_agent)
 
     def __init__(self, price: Price | None, backends: Mapping[str, Backend] | None = None) -> None:
+        if price is not None and not callable(price):  # pyright: ignore[reportUnnecessaryComparison]
+            raise ConfigurationError(f"Runtime: price is a function of a model and its usage, not {price!r:.80}")
         self.agents: dict[str, Agent] = {}
         self._backends = dict(backends or {})
+        for name, backend in self._backends.items():
+            if isinstance(backend, type) or not hasattr(backend, "profile"):
+                problem = f"backend {name!r} is an object with profile, run and abort, not {backend!r:.80}"
+                raise ConfigurationError(f"Runtime: {problem}")
         self._price, self.prices = price, price is not None
         self._unpriced: set[str] = set()
         self.backend: LocalBackend | None = None

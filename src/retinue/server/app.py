@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -218,7 +218,26 @@ def _route(endpoint: Endpoint, service: Service) -> Route:
 
 
 async def _refuse(request: Request, exc: Exception) -> Response:
+    if isinstance(exc, HTTPException) and exc.status_code in (404, 405):
+        return error_response(_no_route(request))
     return error_response(as_api_error(exc))
+
+
+def _no_route(request: Request) -> ApiError:
+    """Return the error of a path that does not exist, or does not take the method of the request."""
+    path = request.url.path[:200]
+    partly = [
+        one for one in request.app.routes if isinstance(one, Route) and one.matches(request.scope)[0] is Match.PARTIAL
+    ]
+    if methods := sorted({method for route in partly for method in route.methods or () if method != "HEAD"}):
+        allowed = ", ".join(methods)
+        problem = f"{request.method[:40]} is not a method of {path!r}: use {allowed}"
+        return ApiError(405, "method_not_allowed", problem, {"allow": allowed})
+    return ApiError(
+        404,
+        "no_route",
+        f"there is no path {path!r}: GET {request.scope.get('root_path', '')}/openapi.json lists the paths",
+    )
 
 
 # --- life, figures, sessions

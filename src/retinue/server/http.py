@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -33,6 +32,7 @@ from ..core.errors import (
     UnknownRun,
 )
 from .auth import User, uses_cookie
+from .shape_errors import explain
 
 if TYPE_CHECKING:
     from ..core.stores import RunRecord
@@ -266,7 +266,9 @@ def read_query(request: HTTPConnection, kind: type[Struct] | None) -> Any:
         raise ApiError(422, "invalid_query", f"query: {wrong[0]} has a character that is no text")
     try:
         return msgspec.convert(given, kind, strict=False)
-    except (msgspec.ValidationError, ValueError) as exc:
+    except msgspec.ValidationError as exc:
+        raise ApiError(422, "invalid_query", f"query: {explain(str(exc), kind)}") from None
+    except ValueError as exc:
         raise ApiError(422, "invalid_query", f"query: {exc}") from None
 
 
@@ -291,17 +293,11 @@ async def read_bytes(request: Request, service: Service) -> bytes:
     return b"".join(parts)
 
 
-def _in_words(problem: str) -> str:
-    """Return what is wrong with a body; the rule of ids in words, not as a regular expression."""
-    wanted = "an id without white space and `/`, other than `.` and `..`"
-    return re.sub(r"`str` matching regex '.*'(?= - at |$)", wanted, problem)
-
-
 def decode_body(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as exc:
-        raise ApiError(422, "invalid_body", f"body: {_in_words(str(exc))}") from None
+        raise ApiError(422, "invalid_body", f"body: {explain(str(exc), kind)}") from None
     except (ValueError, RecursionError) as exc:
         raise ApiError(400, "not_json", f"the body is not JSON: {exc}") from None
 

@@ -56,7 +56,11 @@ class Filter:
         self._ns: Namespace = tuple(query.ns.split("|")) if query.ns else ()
         self._kinds = frozenset(query.kinds.split(",")) if query.kinds else frozenset[str]()
         if unknown := sorted(self._kinds - set(EVENT_TYPES)):
-            raise ApiError(422, "unknown_kind", f"there is no event kind {unknown[0]!r}")
+            raise ApiError(
+                422,
+                "unknown_kind",
+                f"there is no event kind {unknown[0][:80]!r}; the kinds are {', '.join(EVENT_TYPES)}",
+            )
         self.until_idle, self.merge = query.until == "idle", query.merge / 1000
         self._wants_all = not self._ns and not self._kinds
         self.is_open = self._wants_all and not self.merge
@@ -82,7 +86,7 @@ def read_place(text: str | None) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise ApiError(422, "unknown_cursor", f"{text[:40]!r} is not the number of an event")
+        raise ApiError(422, "unknown_cursor", f"{text[:40]!r} is not the number of an event: give a whole number")
     return int(text)
 
 
