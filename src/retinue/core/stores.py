@@ -31,6 +31,14 @@ class ThreadRecord(Struct, kw_only=True, gc=False):
     state: PersistedState = field(default_factory=PersistedState)
 
 
+class Conversation(Struct, frozen=True, kw_only=True):
+    """A thread as the runs that have ended left it, and the runs on it that have not ended."""
+
+    thread: ThreadRecord | None = None
+    requests: Sequence[tuple[str, bytes]] = ()
+    """The ids of these runs, in the order of their turns, each with the request with which it was stored."""
+
+
 Place = tuple[float, str]
 """A place in a list that is sorted by time, then by id."""
 
@@ -301,6 +309,10 @@ class DurableStore(Store, EventStore, Protocol):
         order of the calls. As with `write`, the work starts at the call, so later writes to the log come after it, unless
         another run of the thread is being stored.
         """
+        ...
+
+    async def load_conversation(self, thread_id: str) -> Conversation:
+        """Return a thread and the runs on it that have not ended, as they were at one moment."""
         ...
 
     async def saved_at(self, thread_id: str) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.decisions import Decision
 from ..core.errors import IllegalMove
@@ -404,3 +405,9 @@ def is_runnable(run: RunState, call: CallState) -> bool:
 
 def message_id(run: RunState, number: int) -> str:
     return f"{run.identity.run_id}-m{number}"
+
+
+def with_ids(messages: Iterable[Message], run_id: str, count: int = 0) -> tuple[Message, ...]:
+    """Return the input of a run with an id for each message that has none; `count` ids of the run are used already."""
+    numbered = enumerate(messages, count + 1)
+    return tuple([one if one.id else replace(one, id=f"{run_id}-m{number}") for number, one in numbered])

@@ -30,7 +30,7 @@ from ..core.results import error_with_code
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
 from ..core.state import Snapshot
-from ..log.state import CALL_NEW, CallState, is_runnable, message_id, next_move
+from ..log.state import CALL_NEW, CallState, is_runnable, next_move, with_ids
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
 from .execution import Execution, close_calls
@@ -306,16 +306,13 @@ def begin_run(
     foreign: dict[str, Any] | None = None,
 ) -> None:
     """Append the first rows of a new run: its input, the earlier conversation, and the initial state."""
-    identity, own = x.identity, list(messages)
-    for place, message in enumerate(own):
-        if not message.id:
-            own[place] = replace(message, id=message_id(x.state, place + 1))
+    identity = x.identity
     values = x.store.values(as_json=x.is_stored)
     x.emit(
         RunStarted(
             thread_id=identity.thread_id,
             parent_tool_call_id=identity.parent_tool_call_id,
-            messages=tuple(own),
+            messages=with_ids(messages, identity.run_id),
             continues=bool(history),
         ),
         Private(identity=identity, request=x.state.request, values=values, foreign=foreign or {}),

@@ -15,7 +15,7 @@ from ..core.rows import LogRow, Private
 from ..core.stores import Placement, RunRecord, ThreadRecord
 from ..log.fold import fold_all
 from ..log.fork import Copy, check_place
-from ..log.state import LogState, RunState
+from ..log.state import LogState, RunState, with_ids
 from ..log.writer import LogWriter
 from ..loop.execution import start_leg
 from ..loop.tickets import match_decisions
@@ -72,13 +72,13 @@ async def fork_run(
     dispatcher, registry = runs.dispatcher, runs.registry
     agent = registry.agent(state.first_agent) if dispatcher is None else registry.named(state.first_agent)
     request = restored(agent, state.identity, state.request)
+    said = with_ids(messages, state.run_id, state.message_count)
+    request.messages = (*state.own_messages(), *said)
     placement = None if dispatcher is None else await dispatcher.placement_of(run_id)
     run = await _store_copy(runs, copy, tree, state, request, placement)
     run.first = tree.seq
     if messages:
-        numbered = enumerate(messages, state.message_count + 1)
-        named = [replace(one, id=one.id or f"{run.run_id}-m{number}") for number, one in numbered]
-        start_leg(run.log, state, messages=tuple(named))
+        start_leg(run.log, state, messages=said)
     if dispatcher is not None and placement is not None:
         if decisions is not None:
             start_leg(run.log, state, tuple(match_decisions(tree, state, decisions)))

@@ -28,15 +28,16 @@ from ..core.errors import (
     UnknownRun,
 )
 from ..core.events import Event, Sink
+from ..core.messages import Message
 from ..core.runs import RunResult, RunStatus
 from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
 from ..log.owned import LendSlot, LiveLog
 from ..log.ownership import Owner
-from ..log.state import LogState
+from ..log.state import LogState, with_ids
 from ..log.writer import Gathering, LogWriter
 from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
-from .inbox import cancel_task
+from .inbox import cancel_task, decode_start
 from .live import LiveRun
 from .reading import StoredEvents, read_events
 from .registry import AgentRegistry
@@ -166,6 +167,18 @@ class LocalRuns:
         """Return the runs of this process that have a thread or wait for it; without a store, the first has it."""
         known = list(self._live.values())  # at once: another thread may add runs
         return [run for run in known if run.record.identity.thread_id == thread_id and not run.left.is_set()]
+
+    async def messages(self, thread_id: str) -> tuple[Message, ...]:
+        """Return the conversation that the ended runs of a thread left, then the input of each run that has not ended."""
+        if self.owner is None:
+            thread = await self.store.load_thread(thread_id)
+            inputs = [(run.run_id, run.request.messages) for run in self._line(thread_id)]
+        else:
+            found = await self.owner.store.load_conversation(thread_id)
+            thread = found.thread
+            inputs = [(run_id, decode_start(request).messages) for run_id, request in found.requests]
+        said = () if thread is None else thread.messages
+        return (*said, *[message for run_id, given in inputs for message in with_ids(given, run_id)])
 
     def add(self, run: LiveRun, *, stored: bool = True) -> LiveRun:
         """Register a run and, if it is stored, read its inbox from now on."""

@@ -425,9 +425,8 @@ class Runtime:
         return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
-        """Return the conversation of a thread, as the last ended or suspended run on it left it."""
-        thread = await self.store.load_thread(thread_id)
-        return () if thread is None else tuple(thread.messages)
+        """Return the conversation of a thread: what ended runs left, then the input of each run that has not ended."""
+        return await self._runs.messages(thread_id)
 
     async def result(self, run_id: str) -> RunResult:
         """Wait until a run of any process has ended or waits for a human, and return its result."""

@@ -17,6 +17,7 @@ from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
     WISHES,
+    Conversation,
     LogBatch,
     OpenLog,
     Place,
@@ -58,6 +59,11 @@ _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
 _RUN = "identity, started_at, result, status, run_id, log_id"
 _HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
 """A log that has ended holds no thread."""
+_OPEN_RUNS = (
+    "SELECT run_id, request FROM runs WHERE thread_id = ? AND ended_at IS NULL AND request IS NOT NULL "
+    "ORDER BY COALESCE(place, 0), started_at, run_id"
+)
+"""A queued run has a place; the one that has the thread had none, or a lower one."""
 _LEFT = (
     "SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM logs JOIN runs ON run_id = logs.log_id "
     "WHERE owner IS NULL AND turn IS NOT NULL AND queue IS NULL AND ended = 0"
@@ -72,6 +78,13 @@ async def _begin_after(
 ) -> str | None:
     await asyncio.wait({before})
     return await begin()
+
+
+def _read_thread(link: Link, thread_id: str) -> tuple[Any, list[Any]] | None:
+    found = link.run("SELECT user_id, state FROM threads WHERE thread_id = ?", thread_id)
+    if not found or found[0][1] is None:
+        return None
+    return found[0], link.run("SELECT body FROM messages WHERE thread_id = ? ORDER BY place", thread_id)
 
 
 def _only(unowned: bool, user_id: str | None, **given: str | None) -> tuple[str, list[str]]:
@@ -107,13 +120,16 @@ class SqlStore:
         await self.database.close()
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
-        def read(link: Link) -> tuple[Any, list[Any]] | None:
-            found = link.run("SELECT user_id, state FROM threads WHERE thread_id = ?", thread_id)
-            if not found or found[0][1] is None:
-                return None
-            return found[0], link.run("SELECT body FROM messages WHERE thread_id = ? ORDER BY place", thread_id)
+        return self._decode_thread(thread_id, await self.database.read(lambda link: _read_thread(link, thread_id)))
 
-        found = await self.database.read(read)
+    async def load_conversation(self, thread_id: str) -> Conversation:
+        def read(link: Link) -> tuple[Any, list[Any]]:
+            return _read_thread(link, thread_id), link.run(_OPEN_RUNS, thread_id)
+
+        found, requests = await self.database.read(read)
+        return Conversation(thread=self._decode_thread(thread_id, found), requests=requests)
+
+    def _decode_thread(self, thread_id: str, found: Any) -> ThreadRecord | None:
         if found is None:
             return None
         (user_id, state), rows = found

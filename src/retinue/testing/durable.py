@@ -10,7 +10,7 @@ from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
 from ..core.rows import LogRow, Private
 from ..core.runs import RunStatus
-from ..core.stores import WISHES, DurableStore, LogBatch, Reply, StoredLog, ThreadUpdate, Watch, Wish
+from ..core.stores import WISHES, Conversation, DurableStore, LogBatch, Reply, StoredLog, ThreadUpdate, Watch, Wish
 from .stores import ODD, stored_run, stored_thread
 from .threads import LONG, ThreadSuite, begin, ended_run, full_batch, public, refused, step_rows, text_rows
 
@@ -76,6 +76,26 @@ class DurableStoreSuite(ThreadSuite):
                 last = written[-1]
                 assert await reader.read_log("r1") == StoredLog(rows=kept, seq=last.seq, sub=last.sub)
                 assert await reader.read_events("r1", 0, 5000) == (public(written), False)
+
+    async def check_a_conversation_has_the_runs_that_have_not_ended(
+        self, store: DurableStore, other: DurableStore
+    ) -> None:
+        assert await other.load_conversation("t1") == Conversation(requests=[])
+        for number, run_id in enumerate(["r1", "r3", "r2"]):
+            await begin(store, stored_run(run_id, float(number)), when_busy="enqueue")
+        await begin(store, stored_run("elsewhere", thread_id="t2"))
+        waiting = [("r1", b"r1"), ("r3", b"r3"), ("r2", b"r2")]
+        assert await other.load_conversation("t1") == Conversation(requests=waiting)
+        asks = stored_run("r1", 1.0, RunStatus.SUSPENDED)
+        await store.write(LogBatch(log_id="r1", epoch=1, runs=[asks], released=True, rests=True))
+        assert await other.load_conversation("t1") == Conversation(requests=waiting)
+        thread = stored_thread("t1", "one", "two")
+        assert await store.claim("r1", "p1", LONG) == 2
+        done = stored_run("r1", 1.0, RunStatus.COMPLETED)
+        await store.write(LogBatch(log_id="r1", epoch=2, runs=[done], threads=[ThreadUpdate(thread)], ended=True))
+        assert await other.load_conversation("t1") == Conversation(thread=thread, requests=waiting[1:])
+        assert await store.take_thread("r3") is None
+        assert await other.load_conversation("t1") == Conversation(thread=thread, requests=waiting[1:])
 
     async def check_deltas_are_read_alone(self, store: DurableStore, other: DurableStore) -> None:
         first, last = text_rows(1, 300), text_rows(304, 400)
