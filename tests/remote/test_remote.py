@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from retinue import (
     Agent,
@@ -33,7 +35,7 @@ from retinue.testing import ScriptedModel, call, say
 from tests.remote.server import TaskServer
 
 from .. import inside
-from ..waiting import until
+from ..waiting import let_others_run, until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -165,6 +167,49 @@ async def test_cancelling_the_parent_cancels_the_remote_run(tmp_path: Path) -> N
             assert (await run.cancel()).status is RunStatus.CANCELLED
             (remote,) = server.runs.values()
             assert (await asyncio.wait_for(remote.result(), 90)).status is RunStatus.CANCELLED
+
+
+class Hesitant(TaskServer):
+    """A server that reads a task and takes it when it is told to."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.was_asked, self.may_take = asyncio.Event(), asyncio.Event()
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.was_asked.set()
+        await self.may_take.wait()
+        return await super()._submit(request)
+
+
+async def test_a_cancel_does_not_overtake_the_task(tmp_path: Path) -> None:
+    async with far_runtime() as far, Hesitant(far) as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("never", timeout_seconds=60))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go", thread_id="t1")
+            await server.was_asked.wait()
+            cancelling = asyncio.create_task(run.cancel())
+            await let_others_run()
+            server.may_take.set()
+            assert (await cancelling).status is RunStatus.CANCELLED
+        (remote,) = server.runs.values()
+        assert (await remote.result()).status is RunStatus.CANCELLED
+        assert [path.rpartition("/")[2] for method, path in server.requests if method == "POST"] == ["tasks", "cancel"]
+
+
+async def test_a_cancelled_call_whose_task_nobody_took_leaves_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("retinue.backends.remote.STOP_SECONDS", 0.1)
+    async with far_runtime() as far, Hesitant(far) as server:
+        agent = orchestrator(server.url, tmp_path, lambda told: spawn("never", timeout_seconds=60))
+        async with Runtime([agent]) as runtime:
+            run = runtime.stream(agent, "go", thread_id="t1")
+            await server.was_asked.wait()
+            assert (await run.cancel()).status is RunStatus.CANCELLED
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize("statuses", [[503], [500, 502, 429], [503] * 4])

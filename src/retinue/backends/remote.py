@@ -28,7 +28,8 @@ SUBMIT_PATIENCE = 10.0
 CONNECT_PATIENCE = 1.0
 """Seconds for which a call tries to reach a server that accepts no connection, before it sends a new run there."""
 STOP_SECONDS = 2.0
-"""Seconds in which a server should take a cancel, and again in which the task should have stopped."""
+"""Seconds in which a server should take a cancel or a run that was just sent, and again in which the task should have
+stopped."""
 GARBLED_TRIES = 5
 """Answers in a row that cannot be read, after which a server is taken for one of another kind."""
 DEADLINE = 7200.0
@@ -272,6 +273,7 @@ class RemoteBackend(ABC, Generic[C]):
     async def _submit(self, follower: Follower[C]) -> None:
         """Send a new run. If the request is cancelled before the server has accepted it, raise ExecutionBackendError."""
         async with until_stopped(follower.submit(), follower.request.cancellation.wait()) as work:
+            await asyncio.wait({work}, timeout=STOP_SECONDS)  # a cancel that overtakes the run would stop nothing
             if work.done():
                 return work.result()
             work.cancel()

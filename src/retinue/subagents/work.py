@@ -110,6 +110,7 @@ class Workers:
                 done, _ = await asyncio.wait({running}, timeout=GRACE if may_go_on else None)
         except asyncio.CancelledError:
             job.token.set(job.ctx.cancellation.reason or "cancelled")
+            running.add_done_callback(lambda work: work.cancelled() or work.exception())  # nobody else reads it
             await asyncio.wait({running}, timeout=GRACE)
             raise
         return running.result() if done else await self._promote(job, running)
