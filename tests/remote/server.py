@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
@@ -54,7 +54,7 @@ class TaskServer:
         self.says_used: dict[str, float] | None = None
         """What it says was used, in states and in events, in place of the truth."""
 
-    async def __aenter__(self) -> TaskServer:
+    async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [

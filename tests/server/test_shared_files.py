@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue import Agent, ConfigurationError, HarnessAgent, Runtime
+from retinue import Agent, ConfigurationError, HarnessAgent, Permissions, Runtime
 from retinue.server import OneToken, ProxyHeader, StoredTokens, TokenStore, User, create_app
 from retinue.server.auth import NoAuth
 from retinue.storage.sql import SqlStore
@@ -30,7 +30,7 @@ def reader(name: str = "reader", **options: object) -> HarnessAgent:
 
     def turn(request: object) -> object:
         done = [m for m in request.messages if m.role == "tool"]  # pyright: ignore[reportAttributeAccessIssue]
-        return say(done[-1].text) if done else call("read_file", {"path": "note.txt"})
+        return say(done[-1].text) if done else call("read_file", {"path": "note.txt"}, id="read_1")
 
     return HarnessAgent(name, ScriptedModel(turn), **options)  # pyright: ignore[reportArgumentType]
 
@@ -69,6 +69,51 @@ async def test_only_the_first_user_works_on_files_that_are_not_divided(tmp_path:
         await tokens.add("ann")  # another token of the first user
         await tokens.revoke(first.token_id)
         assert await auth.first_user() == "ann"
+
+
+async def test_runs_from_the_time_when_files_were_shared_do_not_go_on(tmp_path: Path) -> None:
+    """Neither an answer nor a fork leads another user to the files again."""
+    (tmp_path / "note.txt").write_text("a secret")
+    url = f"sqlite:///{tmp_path}/app.db"
+    asks = Permissions(ask=["read_file"])
+
+    def opened() -> tuple[Runtime, StoredTokens]:
+        runtime = Runtime.open(url, agents=[reader(workspace=tmp_path, plugins=[asks])])
+        assert isinstance(runtime.store, SqlStore)
+        return runtime, StoredTokens(runtime.store)
+
+    runtime, auth = opened()
+    async with a2a_serving(runtime, auth=auth, shared_files=True) as place:
+        assert isinstance(runtime.store, SqlStore)
+        (_, ann), (_, bob) = [await TokenStore(runtime.store).add(name) for name in ("ann", "bob")]
+        async with asking(place.url, bob) as bobs:
+            run_id = (await bobs.start("reader"))["run_id"]
+            assert (await bobs.result(run_id))["status"] == "suspended"
+            seq = (await bobs.get(f"/api/v1/runs/{run_id}/snapshot")).body["seq"]
+            assert (await bobs.post("/tasks", {"task_id": "t1", "agent_id": "reader", "input": "go"})).status == 201
+            await bobs.get("/tasks/t1/wait?timeout_seconds=30")
+        async with asking(place.url, ann) as anns:
+            of_ann = (await anns.start("reader"))["run_id"]
+            assert (await anns.result(of_ann))["status"] == "suspended"
+    runtime, auth = opened()
+    async with a2a_serving(runtime, auth=auth) as place:
+        async with asking(place.url, bob) as bobs:
+            (name,) = [one["path"] for one in (await bobs.get(f"/api/v1/runs/{run_id}/questions")).body["items"]]
+            yes = {"decisions": {name: {"action": "resume", "payload": {"approved": True}}}}
+            for path, body in (
+                (f"/api/v1/runs/{run_id}/decisions", yes),
+                (f"/api/v1/runs/{run_id}/fork", {"after": seq, **yes}),
+                ("/tasks/t1/resume", yes),
+            ):
+                answer = await bobs.post(path, body)
+                assert (answer.status, answer.body["code"]) == (403, "files_not_shared"), path
+            async with place.caller("JSONRPC", "reader", bob, streaming=False) as caller:
+                with pytest.raises(Exception, match="403"):
+                    await caller.send({"approved": True}, taskId=run_id)
+            assert (await bobs.result(run_id))["status"] == "suspended"
+        async with asking(place.url, ann) as anns:
+            assert (await anns.post(f"/api/v1/runs/{of_ann}/decisions", yes)).status == 202
+            assert "a secret" in (await anns.result(of_ann))["response"]
 
 
 async def test_users_of_divided_files_are_kept_apart(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ class Tasks(RequestHandler):
             raise UnsupportedOperationError("the task has ended: send the message without its id to go on")
         if record.result is None:
             raise UnsupportedOperationError("the task is at work and asks for nothing: wait for it, or cancel it")
+        await self.service.run_to_continue(caller.user, record.identity.run_id, "task")
         questions = (await read_task(self.service, record)).questions
         decisions = read_decisions(message, questions)
         async with self.push.added(record.identity.run_id, config):

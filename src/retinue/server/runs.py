@@ -289,7 +289,8 @@ async def cancel_run(call: Call) -> Any:
 async def decide(call: Call) -> Any:
     """Answer a run that waits."""
     body: Decisions = call.body
-    run = call.runtime.stream_resume((await call.run()).identity.run_id, body.as_decisions())
+    record = await call.service.run_to_continue(call.user, call.param("run_id"))
+    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
     await run.stored()
     place = await run.place()
     return await _started_json(call, run) | {"after": place}
@@ -301,7 +302,7 @@ async def fork_run(call: Call) -> Any:
     body: ForkRun = call.body
     if body.decisions is not None:
         check_scope(call.user, "answer")
-    run_id = (await call.run()).identity.run_id
+    run_id = (await call.service.run_to_continue(call.user, call.param("run_id"))).identity.run_id
     decisions = None if body.decisions is None else Decisions(body.decisions).as_decisions()
     run = await call.runtime.fork(run_id, at=body.after, input=_input_of(body), decisions=decisions)
     call.note_run(run.run_id)

@@ -148,6 +148,13 @@ class Service:
             raise not_found(what)
         return record
 
+    async def run_to_continue(self, user: User, run_id: str, what: str = "run") -> RunRecord:
+        """Return a run of a user that is answered or forked. Raise if the user may not work on the files of its agents."""
+        record = await self.run_of(user, run_id, what)
+        root = await self.runtime.store.load_run(record.log_id or run_id)
+        await self._check_files(user, (root or record).identity.agent)
+        return record
+
     async def check_thread(self, user: User, thread_id: str) -> None:
         """Raise unless a thread is the user's."""
         found = await self.runtime.store.user_of_thread(thread_id)
@@ -158,8 +165,10 @@ class Service:
     async def thread_for(
         self, user: User, agent: str, thread_id: str | None, *, is_ours: bool = False
     ) -> AsyncGenerator[None]:
-        """Hold a thread while a run of an agent on it is started, if the agent is one for the user. A new thread belongs to the user from now on: if two users start one at
-        the same moment, the store decides. It is removed again if the start fails. `is_ours`: the id is one we made.
+        """Hold a thread while a run of an agent on it is started, if the user may work on the files of the agent.
+
+        A new thread belongs to the user from now on: if two users start one at the same moment, the store decides. It is
+        removed again if the start fails. `is_ours`: the id is one we made.
         """
         await self._check_files(user, agent)
         store, created = self.runtime.store, False

@@ -194,6 +194,8 @@ async def task_events(call: Call) -> Response:
 async def resume_task(call: Call) -> Any:
     """Answer a task that waits."""
     body: Decisions = call.body
-    run = call.runtime.stream_resume((await _record(call)).identity.run_id, body.as_decisions())
+    run_id = run_id_of(call.user, call.param("task_id"))
+    await call.service.run_to_continue(call.user, run_id, "task")
+    run = call.runtime.stream_resume(run_id, body.as_decisions())
     await run.stored()
     return await _state(call)
