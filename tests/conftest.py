@@ -16,6 +16,7 @@ from hypothesis import settings
 from . import prepared
 from .effort import IS_LONG
 from .folding import FoldCheck, checked_folds
+from .payers import Effects
 from .places import FAST
 
 if TYPE_CHECKING:
@@ -130,3 +131,15 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = LiveRun.leave
     monkeypatch.setattr(LiveRun, "leave", lambda run, grace: real(run, 0.0))  # type: ignore[misc]
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a new SQLite file."""
+    return f"sqlite:///{tmp_path}/app.db"
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Effects:
+    """A file where agents note what they have done."""
+    return Effects(tmp_path / "effects.txt")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from retinue import Run, RunResult, Runtime
+from retinue.core import concurrency
+from retinue.core.context import CancellationToken
 from retinue.log.owned import LiveLog
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ def executions(runtime: Runtime) -> Mapping[str, Any]:
 def toolbox_of(runtime: Runtime, agent: Agent) -> Mapping[str, Any]:
     """Return the tools that a run of an agent gets, by name."""
     return runtime._runs.backend._blueprint(agent).toolbox
+
+
+def registry_of(runtime: Runtime) -> Any:
+    """Return the agents and backends of a runtime."""
+    return runtime._runs.registry
 
 
 def kill_run(runtime: Runtime, run_id: str) -> None:
@@ -298,6 +305,19 @@ def fail_to_end_tasks(patch: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     patch.setattr(TaskService, "_write_end", refuse)
+
+
+# --- concurrency
+
+
+def left_behind() -> list[asyncio.Future[Any]]:
+    """Return the work that did not stop within its grace and has not ended since."""
+    return list(concurrency._left)
+
+
+def waits_for_token(token: CancellationToken) -> bool:
+    """Return True if something wants to know when a token is set."""
+    return bool(token._callbacks)
 
 
 # --- stores

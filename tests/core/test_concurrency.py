@@ -26,6 +26,8 @@ from retinue.core.concurrency import (
     wait_for_first,
 )
 
+from .. import inside
+
 HOUR = 3600.0
 
 
@@ -155,7 +157,7 @@ async def test_a_token_may_be_set_by_another_thread_and_forgets_the_work_afterwa
     assert (await supervised).cause == "token"
     other = CancellationToken()
     await supervise(asyncio.sleep(0), token=other)
-    assert not other._callbacks
+    assert not inside.waits_for_token(other)
 
 
 async def test_work_that_ends_within_its_grace_gives_its_result() -> None:
@@ -190,11 +192,11 @@ async def test_a_grace_that_runs_out_is_told_apart_from_an_error(result: object)
     assert (end.is_left, end.is_cancelled, end.error, end.cause) == (True, False, None, "deadline")
     await work.started.wait()
     gc.collect()
-    (left,) = concurrency._left
+    (left,) = inside.left_behind()
     work.allowed.set()
     await join([left])
     await asyncio.sleep(0)
-    assert not concurrency._left
+    assert not inside.left_behind()
     assert end.is_left, "what was told once stays"
 
 
@@ -269,7 +271,7 @@ async def test_a_second_cancel_ends_the_grace() -> None:
     supervised.cancel()
     with pytest.raises(asyncio.CancelledError):
         await supervised
-    (left,) = concurrency._left
+    (left,) = inside.left_behind()
     work.allowed.set()
     await join([left])
 

@@ -428,7 +428,7 @@ async def test_a_run_that_is_taken_over_while_its_process_stops_is_left_too(spot
     async with second:
         second.stream("own", "go")
         await own.begun.wait()  # so the close takes its time
-        held = Held(second._runs.registry, "follow_rests")
+        held = Held(inside.registry_of(second), "follow_rests")
         taking = asyncio.create_task(second.load(run.run_id))
         await held.reached.wait()  # the run is claimed, and its log is read
         closed = asyncio.create_task(second.close(3600))

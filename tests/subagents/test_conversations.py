@@ -459,3 +459,36 @@ async def test_what_a_child_answers_as_a_type_is_told_as_json(tmp_path: Path) ->
     typed = Agent("typed", ScriptedModel([say('{"n": 3}')]), output=dict[str, int])
     agent = harness(tmp_path, spawn("typed", "x"), subagents=[typed])
     assert last_lines(await Runtime([agent]).run("boss", "go")) == ['{"n":3}']
+
+
+async def test_messages_of_one_step_arrive_in_the_order_of_their_calls(sqlite_url: str, tmp_path: Path) -> None:
+    heard, rounds = list[str](), 10
+
+    def work(request: Any) -> Any:
+        heard.append(request.messages[-1].text)
+        return say(f"heard {request.messages[-1].text}")
+
+    def lead(request: Any) -> Any:
+        turns = sum(message.role == "assistant" for message in request.messages)
+        if turns == 0:
+            return call("agent_spawn", {"agent_id": "worker", "label": "w", "task": "zero"}, id="s")
+        if turns <= rounds:
+            return [
+                call("agent_send", {"label": "w", "message": f"{turns}-{number}"}, id=f"m{turns}-{number}")
+                for number in range(3)
+            ]
+        return say("done")
+
+    worker = Agent("worker", ScriptedModel(work))
+    boss = HarnessAgent(
+        "boss",
+        ScriptedModel(lead),
+        subagents=[worker],
+        workspace=tmp_path / "ws",
+        general_purpose=False,
+        max_steps=rounds + 2,
+    )
+    async with Runtime.open(sqlite_url, [boss]) as runtime, asyncio.timeout(90):
+        result = await runtime.run("boss", "go", thread_id="t")
+    assert result.status is RunStatus.COMPLETED
+    assert heard == ["zero", *[f"{turn}-{number}" for turn in range(1, rounds + 1) for number in range(3)]]

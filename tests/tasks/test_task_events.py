@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from retinue import HarnessAgent, LocalFilesystem, RunStatus
+from retinue import Agent, HarnessAgent, LocalFilesystem, RunStatus, Runtime
 from retinue.tasks import TaskScope, TaskStatus
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
+from ..logs import ends_of, whole_log
 from ..waiting import until
 from .office import Office, task_id_in
 
@@ -214,3 +215,37 @@ async def test_a_task_under_a_child_is_in_the_log_of_the_root(tmp_path: Path) ->
         ends = [(event.agent, event.status) for event in events if event.kind == "run_finished"]
         assert ends[-1] == ("worker", "completed")
         assert list((tmp_path / "agents").iterdir()) == [tmp_path / "agents" / "middle"]
+
+
+def starter(folder: Path, count: int) -> Agent:
+    """Starts background children and ends at once."""
+
+    def lead(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return say("started")
+        spawn = {"agent_id": "worker", "task": "work", "timeout_seconds": 0}
+        return [call("agent_spawn", spawn, id=f"c{number}") for number in range(count)]
+
+    worker = Agent("worker", ScriptedModel(lambda request: say("worked")))
+    return HarnessAgent("boss", ScriptedModel(lead), subagents=[worker], workspace=folder, general_purpose=False)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_background_children_that_begin_late_are_announced(
+    request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path, kind: str
+) -> None:
+    urls = {"memory": "memory:", "sqlite": sqlite_url}
+    url = urls.get(kind) or request.getfixturevalue("postgres_url")
+    async with Runtime.open(url, [starter(tmp_path / "ws", 4)]) as runtime, asyncio.timeout(90):
+        result = await runtime.run("boss", "go", thread_id="t")
+        assert (result.status, result.response) == (RunStatus.COMPLETED, "started")
+        events = await whole_log(runtime, result.run_id)
+    children = {event.run_id for event in events if event.kind == "run_started"} - {result.run_id}
+    assert len(children) == 4
+    assert ends_of(events) == {result.run_id: ["completed"], **dict.fromkeys(children, ["completed"])}
+    started = [event.child_run_id for event in events if event.kind == "child_started"]
+    assert sorted(started) == sorted(children)
+    first = {run_id: min(event.seq for event in events if event.run_id == run_id) for run_id in children}
+    announced = {event.child_run_id: event.seq for event in events if event.kind == "child_started"}
+    assert all(announced[run_id] < first[run_id] for run_id in children)
+    assert [event.kind for event in events if event.run_id == result.run_id][-1] == "run_finished"

@@ -1,4 +1,4 @@
-"""R8: a call with two children that wait, one answered before a restart and one after it."""
+"""A call with two children that wait, one answered before a restart and one after it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from retinue import Limits, RunResult, RunStatus, Runtime
 
-from .support import Effects, ends_of, node, whole_log, yes
-from .teams import EACH, payers, ticket_of
+from ..logs import ends_of, whole_log
+from ..payers import EACH, Effects, payers, ticket_of, yes
+from .nodes import node
 
 
 async def first_half(url: str, effects: Effects) -> str:
@@ -51,7 +52,7 @@ async def test_the_answered_child_does_not_wait_again(url: str, tmp_path: Path, 
 async def test_usage_and_ends_of_children_are_complete_after_a_restart(
     url: str, tmp_path: Path, effects: Effects, how: str
 ) -> None:
-    """Whether or not the answered child waits again, which is the fault above."""
+    """Each child ends once, and all model calls count."""
     run_id = await (first_half(url, effects) if how == "closed" else killed_first_half(url, tmp_path))
     async with Runtime.open(url, payers(effects)) as runtime, asyncio.timeout(90):
         result = await finished(runtime, await runtime.result(run_id))

@@ -1,4 +1,4 @@
-"""R14: whoever follows a log that is pruned meanwhile comes to an end."""
+"""A reader of a log that is pruned meanwhile comes to an end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.stores import Retention
 from retinue.testing import ScriptedModel, call, say
 from tests.prepared import PYTHON
 
-from .support import whole_log
+from ..logs import whole_log
 
 RETINUE = (PYTHON, "-m", "retinue")
 

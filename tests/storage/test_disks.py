@@ -1,4 +1,4 @@
-"""R16: a run does not claim what its store does not have, and a slow disk does not hold the event loop."""
+"""A run does not claim what its store does not have, and a slow disk does not hold the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from retinue import Agent, RetinueError, RunStatus, Runtime, tool
 from retinue.testing import ScriptedModel, call, say
 
-from .support import node
+from ..durability.nodes import node
 
 
 def remover(folder: Path) -> Agent:

@@ -1,4 +1,4 @@
-"""R9: a model chooses the ids of its calls. No choice mixes up calls, children or tickets."""
+"""A model chooses the ids of its calls. No choice mixes up calls, children or tickets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from retinue import Agent, Child, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.testing import ScriptedModel, call, say
 
-from .support import Effects, ends_of, pay_tool, whole_log, yes
+from ..logs import ends_of, whole_log
+from ..payers import Effects, pay_tool, yes
 
 
 @pytest.fixture(params=["memory", "sqlite"])

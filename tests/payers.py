@@ -1,16 +1,60 @@
-"""Agents that tests and programs share."""
+"""Agents that pay somebody after a human has agreed, and notes of what was done by whichever process."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from retinue import Agent, Child, RunStatus, ToolContext, ToolResult, Usage, tool
+from retinue import Agent, Child, Decision, RunStatus, ToolContext, ToolResult, Usage, tool
 from retinue.testing import ScriptedModel, call, say
-
-from .support import Effects, pay_tool
 
 EACH = Usage(requests=1, input_tokens=60, output_tokens=40)
 """What each model call uses."""
+
+
+def yes() -> Decision:
+    return Decision.resume("yes")
+
+
+class Effects:
+    """Lines in a file: things that were done, by whichever process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def add(self, line: str) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{line}\n")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.file.read_text().splitlines() if self.file.exists() else []
+
+
+def pay_tool(effects: Effects) -> Any:
+    @tool
+    async def pay(to: str, ctx: ToolContext) -> Any:
+        """Pay somebody after a human has agreed."""
+        if ctx.resume_input is None:
+            return ToolResult.suspended(f"may I pay {to}?")
+        effects.add(f"paid {to}")
+        return f"paid {to}"
+
+    return pay
+
+
+def payer(effects: Effects, name: str = "payer") -> Agent:
+    """An agent that pays whom its input names last, and answers further messages with their text."""
+
+    def turn(request: Any) -> Any:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return say(f"done: {last.text}")
+        if last.text.startswith("pay "):
+            return call("pay", {"to": last.text.split()[-1]}, id="p1")
+        return say(f"heard {last.text}")
+
+    return Agent(name, ScriptedModel(turn), tools=[pay_tool(effects)])
 
 
 def _using(turn: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""R18: `runtime.close()` closes everything, whatever comes out of one of its runs."""
+"""`runtime.close()` closes everything, whatever comes out of one of its runs."""
 
 from __future__ import annotations
 

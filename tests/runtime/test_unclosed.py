@@ -1,4 +1,4 @@
-"""R12: a program that ends its event loop without `close()` returns."""
+"""A program that ends its event loop without `close()` returns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..durability.nodes import node
 from ..effort import share
-from .support import node
 
 TURNS = (0, 0, 1, 2, 2, 4, 8, 16, 32, 32)[:: share(1, 3)]
 """Turns of the event loop that each program takes before it returns."""

@@ -1,4 +1,4 @@
-"""R7: many runs that interrupt each other on one thread. The last one completes and none hangs."""
+"""Many runs that interrupt each other on one thread. The last one completes and none hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue import Agent, RunStatus, Runtime, tool
 from retinue.testing import ScriptedModel, call, say
 
 from ..effort import share
-from .support import ends_of, whole_log
+from ..logs import ends_of, whole_log
 
 RUNS = share(40, 25)
 GAPS = (0.001, 0.004) * share(5, 1)

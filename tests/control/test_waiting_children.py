@@ -1,4 +1,4 @@
-"""R2, R13: a run that waits for a human has not ended, and a child whose call has ended does not wait any more."""
+"""A run that waits for a human has not ended, and a child whose call has ended does not wait any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from retinue import Agent, DecisionRefused, HarnessAgent, RunStatus, Runtime, ToolContext, tool
 from retinue.testing import ScriptedModel, call, say
 
-from .support import Effects, ends_of, events_so_far, payer, whole_log, yes
+from ..logs import ends_of, events_so_far, whole_log
+from ..payers import Effects, payer, yes
 
 
 def spawn(agent: str, task: str, seconds: int, id: str) -> Any:
@@ -83,7 +84,8 @@ async def test_a_child_that_waits_is_cancelled_when_its_call_ends(kind: str, sql
     url = "memory:" if kind == "memory" else sqlite_url
     async with Runtime.open(url, [careless(effects), payer(effects)]) as runtime, asyncio.timeout(90):
         result = await runtime.run("careless", "go")
-        assert (result.status, result.response) == (RunStatus.COMPLETED, "the child is suspended")
+        told = "the child is suspended\n[Cancelled at the end of this call, still waiting for a human: 'payer'. Nobody can answer any more.]"
+        assert (result.status, result.response) == (RunStatus.COMPLETED, told)
         assert not result.suspended
         events = await whole_log(runtime, result.run_id)
         (child,) = [event.child_run_id for event in events if event.kind == "child_started"]

@@ -1,4 +1,4 @@
-"""R4, R5, R6: a live owner keeps its run, and an owner that lost its run leaves it alone."""
+"""A live owner keeps its run, and an owner that lost its run leaves it alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from retinue import Agent, RunStatus, Runtime, ToolContext, tool
 from retinue.testing import ScriptedModel, call, say
 
 from .. import inside
-from ..waiting import expire_lease
-from .support import Node, ends_of, node, until, whole_log
+from ..logs import ends_of, whole_log
+from ..waiting import expire_lease, until
+from .nodes import Node, node
 
 
 class Gate:
@@ -48,7 +49,7 @@ async def begun(first: Node) -> str:
 
 
 async def test_a_node_that_wakes_after_its_lease_leaves_the_run_to_the_new_owner(url: str, tmp_path: Path) -> None:
-    """R4. The old owner wakes while the new one works: it says what the new owner stored."""
+    """The old owner wakes while the new one works: it says what the new owner stored."""
     gate = Gate("second")
     with node("owner", url, tmp_path, "first", 30.0) as first:
         run_id = await begun(first)
@@ -100,19 +101,19 @@ async def stays_with_its_owner(url: str, folder: Path, prefix: list[str], ahead:
 
 
 async def test_nodes_with_one_host_name_and_two_pid_namespaces_leave_each_other_alone(url: str, tmp_path: Path) -> None:
-    """R5. As containers on the host's network, or machines made from one image."""
+    """As containers on the host's network, or machines made from one image."""
     await stays_with_its_owner(url, tmp_path, namespace(), 0)
 
 
 async def test_a_node_whose_clock_is_ahead_does_not_take_a_live_run(url: str, tmp_path: Path) -> None:
-    """R5. Its clock is 60 s ahead and the lease lasts 30."""
+    """Its clock is 60 s ahead and the lease lasts 30."""
     await stays_with_its_owner(url, tmp_path, [], 60)
 
 
 async def test_the_heartbeat_survives_an_unexpected_error(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R6. The clock of the owners is the test's: a third of a lease passes, and another."""
+    """The clock of the owners is the test's: a third of a lease passes, and another."""
     inside.set_clock_of_owners(monkeypatch, lambda: now)
     now, one, two, tried = 0.0, Gate("one"), Gate("two"), list[float]()
     async with Runtime.open(url, [one.agent()]) as first, Runtime.open(url, [two.agent()]) as second:

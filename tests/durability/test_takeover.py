@@ -1,4 +1,4 @@
-"""R1: several nodes take over orphaned runs, or answer one ticket, at the same moment. Each run ends once."""
+"""Several nodes take over orphaned runs, or answer one ticket, at the same moment. Each run ends once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from retinue import DecisionRefused, RunResult, RunStatus, Runtime
 
-from .support import Effects, ends_of, node, payer, whole_log, yes
+from ..logs import ends_of, whole_log
+from ..payers import Effects, payer, yes
+from .nodes import node
 
 RUNS = 40
 

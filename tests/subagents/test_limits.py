@@ -1,4 +1,4 @@
-"""R15: a limit that an agent sets counts, also where it is the default of somebody who sets none."""
+"""A limit that an agent sets holds below a parent with wider limits, also where the limit is the default."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one_call(request: Any) -> Any:
     ("limits", "started"),
     [(Limits(children=255), 255), (Limits(children=256), 256), (Limits(children=257), 257), (None, 300)],
 )
-async def test_children(limits: Limits | None, started: int) -> None:
+async def test_no_more_children_start_than_the_agent_allows(limits: Limits | None, started: int) -> None:
     leaf = Agent("leaf", ScriptedModel(lambda request: say("x")))
 
     @tool
@@ -58,7 +58,7 @@ async def test_children(limits: Limits | None, started: int) -> None:
 
 
 @pytest.mark.parametrize(("limits", "deepest"), [(Limits(depth=2), 2), (Limits(depth=3), 3), (None, 6)])
-async def test_depth(limits: Limits | None, deepest: int) -> None:
+async def test_children_are_no_deeper_than_the_agent_allows(limits: Limits | None, deepest: int) -> None:
     """Each agent under `middle` starts one more, up to six."""
 
     def link(below: int) -> Agent:
@@ -83,7 +83,7 @@ async def test_depth(limits: Limits | None, deepest: int) -> None:
 @pytest.mark.parametrize(
     ("limits", "most"), [(Limits(parallel=31), 31), (Limits(parallel=32), 32), (Limits(parallel=33), 33), (None, 40)]
 )
-async def test_parallel(limits: Limits | None, most: int) -> None:
+async def test_no_more_calls_are_at_work_than_the_agent_allows(limits: Limits | None, most: int) -> None:
     """Forty calls of one step; as many as may are at work at once."""
     at_work, seen = 0, 0
 

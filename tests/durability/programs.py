@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own: `python -m tests.findings.programs NAME ARGS…`.
+"""Programs that tests run in processes of their own: `python -m tests.durability.programs NAME ARGS…`.
 
 Each prints lines to say how far it is, and reads a line where it must wait for the test.
 """
@@ -101,8 +101,7 @@ async def half_answered(url: str, folder: str) -> None:
     """Suspend a run with two tickets, answer one, and wait for the end."""
     from retinue import Decision, Runtime
 
-    from .support import Effects
-    from .teams import payers, ticket_of
+    from ..payers import Effects, payers, ticket_of
 
     async with Runtime.open(url, payers(Effects(Path(folder, "effects.txt")))) as runtime:
         waiting = await runtime.run("boss", "go", thread_id="t")
@@ -115,8 +114,7 @@ async def dies_in_tool(url: str, folder: str, calls: str) -> None:
     """Start a run whose process is killed by the first tool that begins."""
     from retinue import Runtime
 
-    from .support import Effects
-    from .teams import lookers
+    from ..payers import Effects, lookers
 
     agent = lookers(Effects(Path(folder, "effects.txt")), int(calls), die)
     async with Runtime.open(url, [agent]) as runtime:
