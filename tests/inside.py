@@ -239,6 +239,11 @@ def give_up_cancels_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr("retinue.runtime.elsewhere.LATER", seconds)
 
 
+def wait_for_task_cancels(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give the owner of a background task this many seconds to reply to its cancel."""
+    patch.setattr("retinue.runtime.elsewhere.GRACE", seconds)
+
+
 # --- workers and engines
 
 
@@ -376,6 +381,11 @@ def wait_for_lock(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr("retinue.storage.sqlite._BUSY_SECONDS", seconds)
 
 
+def pack_rows_by(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """Store so many rows of a log together."""
+    patch.setattr("retinue.storage.packs.MOST_ROWS", rows)
+
+
 def prune_by(patch: pytest.MonkeyPatch, runs: int) -> None:
     """Look for old runs in portions of this size."""
     patch.setattr("retinue.storage.prune._PAGE", runs)
@@ -402,6 +412,17 @@ def open_streams(limits: Any) -> dict[str, int]:
 def head_timer(protocol: Any) -> Any:
     """Return the timer that ends a connection whose request has no headers yet, or None."""
     return protocol._head_timer
+
+
+def beat_every(patch: pytest.MonkeyPatch, seconds: float, feeds: float | None = None) -> None:
+    """Send a sign of life to quiet readers this often, and check as often that they may still read.
+
+    `feeds` is for the feed that all readers of a log share, which has a pace of its own.
+    """
+    for name in ("streams", "sockets", "a2a"):
+        patch.setattr(f"retinue.server.{name}.BEAT", seconds)
+    if feeds is not None:
+        patch.setattr("retinue.server.feeds.BEAT", feeds)
 
 
 def remember_users_for(patch: pytest.MonkeyPatch, seconds: float) -> None:

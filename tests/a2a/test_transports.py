@@ -14,6 +14,7 @@ from retinue.models import TextChunk, TurnEnd
 from retinue.server.auth import User
 from retinue.testing import ScriptedModel, call
 
+from .. import inside
 from ..server.agents import Gate, boss, speaker
 from ..waiting import until
 from .calling import ALL, NEW, A2AError, a2a_serving, answers, states, task_of
@@ -182,8 +183,7 @@ class Revocable:
 
 @pytest.mark.parametrize("transport", ALL)
 async def test_a_revoked_token_ends_a_stream(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.server.streams.BEAT", 0.0)
-    monkeypatch.setattr("retinue.server.a2a.BEAT", 0.0)
+    inside.beat_every(monkeypatch, 0.0)
     gate, auth = Gate(), Revocable()
     async with a2a_serving(Runtime([gate.agent()]), auth=auth) as place, place.caller(transport, "gated") as caller:
         stream, seen = caller.stream("go"), list[Any]()

@@ -12,6 +12,7 @@ from retinue import RunResult, RunStatus, Runtime
 from retinue.core.stores import LogBatch
 from retinue.storage.sql import SqlStore
 
+from .. import inside
 from ..logs import ends_of, whole_log
 from ..payers import Effects, payer, yes
 
@@ -39,15 +40,15 @@ async def test_the_first_node_gives_the_result_of_the_second(url: str, effects: 
 
 async def test_a_node_is_never_too_slow_for_itself(url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only another node can keep an answer waiting: here one that nobody waits for would be given up at once."""
-    monkeypatch.setattr("retinue.runtime.elsewhere.PATIENCE", 0.0)
+    inside.set_patience(monkeypatch, 0.0)
     async with answered_elsewhere(url, effects):
         pass
 
 
 async def test_a_node_waits_for_its_own_writes(url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply is stored with the beginning of the new leg. The database takes longer for that than a node has patience."""
-    monkeypatch.setattr("retinue.runtime.elsewhere.PATIENCE", 0.0)
-    monkeypatch.setattr("retinue.runtime.elsewhere.LOOK_EVERY", 0.001)
+    inside.set_patience(monkeypatch, 0.0)
+    inside.look_for_replies_every(monkeypatch, 0.001)
     asked, asked_often, write, reply_to = 0, asyncio.Event(), SqlStore.write, SqlStore.reply_to
 
     def write_late(store: SqlStore, batch: LogBatch) -> asyncio.Future[None]:

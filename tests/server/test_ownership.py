@@ -12,8 +12,6 @@ import pytest
 from retinue import HarnessAgent, Runtime
 from retinue.errors import StoreError
 from retinue.server import StoredTokens, TokenStore
-from retinue.server import feeds as feeds_module
-from retinue.server import streams as streams_module
 from retinue.server.auth import User
 from retinue.server.tasks import run_id_of
 from retinue.storage.sql import SqlStore
@@ -85,7 +83,7 @@ async def test_the_stream_of_a_deleted_thread_ends(tmp_path: Path) -> None:
 
 
 async def test_a_revoked_token_ends_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "BEAT", 0.0)
+    inside.beat_every(monkeypatch, 0.0)
     inside.remember_users_for(monkeypatch, 0.0)
     gate = Gate()
     runtime = Runtime.open(f"sqlite:///{tmp_path}/app.db", agents=[gate.agent()])
@@ -115,7 +113,7 @@ class Moody:
 
 
 async def test_a_database_that_cannot_be_asked_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "BEAT", 0.0)
+    inside.beat_every(monkeypatch, 0.0)
     gate, auth = Gate(), Moody()
     async with serving(Runtime([gate.agent()]), auth=auth) as site:
         run_id = (await site.start("gated"))["run_id"]
@@ -128,8 +126,7 @@ async def test_a_database_that_cannot_be_asked_ends_no_stream(monkeypatch: pytes
 
 
 async def test_a_reader_who_wants_none_of_the_events_gets_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "BEAT", 0.0)
-    monkeypatch.setattr(feeds_module, "BEAT", 3600.0)
+    inside.beat_every(monkeypatch, 0.0, feeds=3600.0)
     gate = Gate()
     async with serving(Runtime([gate.agent()])) as site:
         run_id = (await site.start("gated"))["run_id"]

@@ -80,7 +80,7 @@ async def test_a_socket_has_one_sign_of_life(monkeypatch: pytest.MonkeyPatch) ->
             assert (await socket.receive_json())["error"]
             gate.say("two")
             assert {(await socket.receive_json()).get("subscription") for _ in range(2)} == {"x", "y"}
-        monkeypatch.setattr(sockets, "BEAT", 0.0)
+        inside.beat_every(monkeypatch, 0.0)
         async with site.session.ws_connect(MANY) as socket:
             assert [await socket.receive_json() for _ in range(2)] == [{"beat": True}] * 2
         gate.say(None)
@@ -97,7 +97,7 @@ class Revocable:
 
 @pytest.mark.parametrize("left", [None, User("bob"), User("ann", frozenset({"run"}))])
 async def test_a_revoked_token_ends_open_sockets(monkeypatch: pytest.MonkeyPatch, left: User | None) -> None:
-    monkeypatch.setattr(sockets, "BEAT", 0.001)
+    inside.beat_every(monkeypatch, 0.001)
     gate, auth = Gate(), Revocable()
     async with serving(Runtime([gate.agent()]), auth=auth) as site:
         run = await site.start("gated")

@@ -16,6 +16,7 @@ from retinue.storage.sql import SqlStore
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from .. import inside
 from ..waiting import until
 from .agents import speaker
 from .serving import TOKEN, Site, asking, serving
@@ -102,7 +103,7 @@ async def test_another_node_and_the_next_process_cancel_tasks(tmp_path: Path, mo
             answer = await second.post(f"{TASKS}/{tasks['spawn_1']['task_id']}/cancel")
             assert (answer.status, answer.body["status"]) == (200, "cancelled")
         assert (await first.get(f"{TASKS}/{tasks['spawn_2']['task_id']}")).body["status"] == "running"
-    monkeypatch.setattr("retinue.runtime.elsewhere.GRACE", 3600.0)  # the reply comes, though the log ends with the task
+    inside.wait_for_task_cancels(monkeypatch, 3600.0)  # the reply comes, though the log ends with the task
     async with serving(Runtime.open(url, [lead(tmp_path)], recover=False)) as third:  # nobody works on it
         answer = await third.post(f"{TASKS}/{tasks['spawn_2']['task_id']}/cancel")
         assert (answer.status, answer.body["status"]) == (200, "cancelled")

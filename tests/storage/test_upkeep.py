@@ -37,7 +37,7 @@ HOUR, YEAR = 3600.0, 365 * 86_400.0
 @pytest.fixture
 def one_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows share a pack."""
-    monkeypatch.setattr("retinue.storage.packs.MOST_ROWS", 1)
+    inside.pack_rows_by(monkeypatch, 1)
 
 
 @pytest.fixture
