@@ -131,7 +131,8 @@ class Till:
             last = request.messages[-1]
             if "# Subagent Context" in request.messages[0].text:
                 return say(last.text) if last.role == "tool" else call("refund")
-            return say("done") if last.role == "tool" else call("agent_spawn", spawn)
+            has_spawned = any(message.role == "tool" for message in request.messages)  # the last may tell of its end
+            return say("done") if has_spawned else call("agent_spawn", spawn)
 
         declared = [SubagentDeclaration("clerk", "A clerk")]
         return HarnessAgent(
@@ -195,7 +196,8 @@ async def test_a_background_child_obeys_after_a_restart(tmp_path: Path) -> None:
             async def stream(self, request: Any) -> Any:
                 last = request.messages[-1]
                 if "# Subagent Context" not in request.messages[0].text:
-                    turn: Any = say("done") if last.role == "tool" else call("agent_spawn", spawn)
+                    has_spawned = any(message.role == "tool" for message in request.messages)
+                    turn: Any = say("done") if has_spawned else call("agent_spawn", spawn)
                 else:
                     if waits:
                         reached.set()

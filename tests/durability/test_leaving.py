@@ -96,6 +96,7 @@ async def test_a_task_that_ends_while_it_is_left_ends_elsewhere(
 
     async with desk.open() as first:
         run_id = (await first.run("boss", input, thread_id="t")).run_id
+        await until((tmp_path / "waits").exists)  # a task that has not come so far begins nothing once it is left
         monkeypatch.setattr(LiveRun, "hand_over", let_the_task_end)
     async with desk.open() as second:
         if "ann" in input:

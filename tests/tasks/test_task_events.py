@@ -221,7 +221,7 @@ def starter(folder: Path, count: int) -> Agent:
     """Starts background children and ends at once."""
 
     def lead(request: Any) -> Any:
-        if request.messages[-1].role == "tool":
+        if any(message.role == "tool" for message in request.messages):  # the last may tell of a task's end
             return say("started")
         spawn = {"agent_id": "worker", "task": "work", "timeout_seconds": 0}
         return [call("agent_spawn", spawn, id=f"c{number}") for number in range(count)]
