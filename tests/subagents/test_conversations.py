@@ -157,18 +157,23 @@ async def test_any_thread_id_has_sub_agents_and_tasks_within_the_workspace(
 
 
 async def test_two_thread_ids_never_share_a_file_of_tasks(tmp_path: Path) -> None:
-    """Also not one that is spelled like the file of another."""
-    ids = ["a/b", "a%2Fb", "~" + sha256(b"a/b").hexdigest(), "c:x", "c%3Ax", "c%3Ax/", "A", "会话1", "会话2"]
+    """Also not one that is spelled like the file of another, nor where capital and small letters are one."""
+    ids = ["a/b", "a%2Fb", "~" + sha256(b"a/b").hexdigest(), "c:x", "c%3Ax", "c%3Ax/", "A", "a", "a.json", "a.results"]
+    ids += ["会话1", "会话2", "x" * 300, "x" * 301]
     agent = harness(tmp_path)
     runtime = Runtime([agent])
     await runtime.run("boss", "go")  # its one turn
     for thread_id in ids:
-        stage(agent).go_on(spawn(GP, "one", timeout_seconds=0), say("end"))
+        stage(agent).go_on(spawn(GP, "one" + "x" * 5_000, timeout_seconds=0), say("end"))
         run = runtime.stream("boss", "go", thread_id=thread_id)
         await run.result()
         assert [event async for event in runtime.events(run.run_id)]
     repository = WorkspaceTaskRepository(LocalFilesystem(tmp_path), "boss")
-    assert [len(await repository.list(TaskScope("boss", thread_id))) for thread_id in ids] == [1] * len(ids)
+    found = [await repository.list(TaskScope("boss", thread_id)) for thread_id in ids]
+    assert [len(records) for records in found] == [1] * len(ids)
+    assert all(record.result_file for (record,) in found)
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert len({str(path).casefold() for path in files}) == len(files) == 2 * len(ids)
 
 
 async def test_a_thread_id_that_no_agent_takes_is_refused_by_a_harness_too(tmp_path: Path) -> None:

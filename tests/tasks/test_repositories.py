@@ -117,7 +117,7 @@ async def test_a_long_result_is_a_file_beside_the_record(tmp_path: Path, size: i
     record = task_record("t1", status=TaskStatus.RUNNING)
     await repository.add(record)
     kept = await repository.keep_result(record, "x" * size)
-    assert kept == ("agents/boss/tasks/s1/t1.txt" if apart else None)
+    assert kept == ("agents/boss/tasks/s1.results/t1.txt" if apart else None)
     if kept is not None:
         assert (tmp_path / kept).read_text() == "x" * size
 

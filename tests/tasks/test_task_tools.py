@@ -355,7 +355,7 @@ async def test_a_long_result_is_read_whole(office: Office) -> None:
     task_id = await office.start(f"say {text}")
     record = await office.ended(task_id)
     assert record.result == f"{text[:1000]}…"
-    assert record.result_file == f"agents/boss/tasks/s1/{task_id}.txt"
+    assert record.result_file == f"agents/boss/tasks/s1.results/{task_id}.txt"
     file = office.root / (record.result_file or "")
     assert file.read_text() == text
     answer = await office.do("task_output", {"task_id": task_id})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from ..core.functions import in_thread
 from .repository import Records, SessionRecords, TaskSettings, is_long, open_scopes
 from .task import TaskRecord, TaskScope, encoded
 
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:=+-]{0,127}")
 _decode = msgspec.json.Decoder(dict[str, TaskRecord]).decode
 _FileChange = Callable[[Records], Any]
 _encode = msgspec.json.Encoder().encode
@@ -83,7 +81,9 @@ class WorkspaceTaskRepository(SessionRecords):
     async def keep_result(self, record: TaskRecord, text: str) -> str | None:
         if not is_long(text):
             return None
-        path = f"{self._folder}/{_file_name(record.parent_session_id)}/{record.task_id}.txt"
+        # No file of records has a name that ends so, whatever a session is called.
+        folder = f"{self._folder}/{name_of_part(record.parent_session_id)}.results"
+        path = f"{folder}/{record.task_id}.txt"
         await in_thread(self._filesystem.write, {"path": path, "data": text.encode(errors="replace")})
         return path
 
@@ -110,13 +110,13 @@ class WorkspaceTaskRepository(SessionRecords):
         return open_scopes(found)
 
     def _path(self, session_id: str) -> str:
-        return self._path_of(_file_name(session_id))
+        return self._path_of(name_of_part(session_id))
 
     def _path_of(self, name: str) -> str:
         return f"{self._folder}/{name}.json"
 
     async def _current(self, session_id: str) -> dict[str, TaskRecord]:
-        return await self._read_file(_file_name(session_id))
+        return await self._read_file(name_of_part(session_id))
 
     async def _read_file(self, name: str) -> dict[str, TaskRecord]:
         """Return the records of the file of a session; read again only if the file has changed."""
@@ -157,7 +157,7 @@ class WorkspaceTaskRepository(SessionRecords):
 
     async def _write(self, session_id: str, change: _FileChange) -> Any:
         """Write a change together with the others that wait, and return its outcome."""
-        key = asyncio.get_running_loop(), _file_name(session_id)
+        key = asyncio.get_running_loop(), name_of_part(session_id)
         batch = last = self._batches.get(key)
         if batch is None or not batch.is_open or batch.written.done():  # one that was cancelled is done
             batch = self._batches[key] = _Batch(lambda made: self._write_batch(key, made, last))
@@ -202,17 +202,6 @@ class WorkspaceTaskRepository(SessionRecords):
         made.stamp = self._filesystem.update(self._path_of(name), apply)
         self._read[name] = made
         return outcomes
-
-
-def _file_name(session_id: str) -> str:
-    """Return the name of the file of a session: its id if that can name a file, otherwise its hash. No two ids share a name.
-
-    Names that begin like `c:` are refused as drive letters.
-    """
-    if not _PLAIN.fullmatch(session_id):
-        return name_of_part(session_id)
-    is_like_a_drive = session_id[:1].isalpha() and session_id[1:2] == ":"
-    return session_id.replace(":", "%3A", 1) if is_like_a_drive else session_id
 
 
 def _outcome(change: _FileChange, records: dict[str, TaskRecord]) -> Any:
