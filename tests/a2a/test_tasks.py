@@ -299,6 +299,25 @@ async def test_text_answers_a_question_without_a_schema_and_the_context_goes_on(
             assert states([one async for one in queued])[-1] == "input_required"
 
 
+@pytest.mark.parametrize("transport", NEW)
+async def test_a_message_that_comes_again_answers_no_other_question(transport: str) -> None:
+    """A client repeats a message whose reply was lost."""
+
+    def asks_twice(request: Any) -> Any:
+        said = [message.text for message in request.messages if message.role == "tool"]
+        return say(" and ".join(said)) if len(said) == 2 else call("ask", {}, id=None)
+
+    async with a2a_serving(Runtime([Agent("asker", ScriptedModel(asks_twice), tools=[ask])])) as place:
+        async with place.caller(transport, "asker") as caller:
+            task_id = task_of(await caller.send("begin"))
+            assert states(await caller.send("yes", taskId=task_id, messageId="first"))[-1] == "input_required"
+            with pytest.raises(Exception, match="message 'first' has answered a question of this task before"):
+                await caller.send("yes", taskId=task_id, messageId="first")
+            assert answers(await caller.send("no", taskId=task_id, messageId="second")) == "yes and no"
+            with pytest.raises(Exception, match="ended"):
+                await caller.send("no", taskId=task_id, messageId="second")
+
+
 async def test_a_queued_task_can_be_cancelled() -> None:
     gate = Gate()
     async with a2a_serving(Runtime([gate.agent()])) as place, place.caller("JSONRPC", "gated") as caller:

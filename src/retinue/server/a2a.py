@@ -256,8 +256,12 @@ class Tasks(RequestHandler):
         if record.result is None:
             raise UnsupportedOperationError("the task is at work and asks for nothing: wait for it, or cancel it")
         await self.service.run_to_continue(caller.user, record.identity.run_id, "task")
-        questions = (await read_task(self.service, record)).questions
-        decisions = read_decisions(message, questions)
+        projection, message_id = await read_task(self.service, record), message.get("messageId", "")
+        if message_id and message_id in projection.answered_by:  # repeated by the client
+            raise InvalidParamsError(
+                f"message {message_id!r} has answered a question of this task before: give another answer an id of its own"
+            )
+        decisions = read_decisions(message, projection.questions)
         async with self.push.added(record.identity.run_id, config):
             run = self.service.runtime.stream_resume(record.identity.run_id, decisions)
             await run.stored()

@@ -180,6 +180,8 @@ class TaskProjection:
         """True if a `run_start` hook asked for a message in place of a task."""
         self.answer: Message | None = None
         self.questions: list[Json] = []
+        self.answered_by: set[str] = set()
+        """The ids of the messages that have answered a question."""
         self._artifacts: dict[str, Json] = {}
         self._texts: dict[str, tuple[str, list[str]]] = {}
         """For each artifact of text: the message it holds, and the pieces."""
@@ -305,6 +307,7 @@ class TaskProjection:
         if decision.id.startswith(_IDS):
             own, _, message_id = decision.id.removeprefix(_IDS).partition(":")
             key = own.partition(".")[0]
+            self.answered_by.add(message_id)
         if self._last_reply[0] == key:
             self._last_reply[1]["parts"].append(part)
         else:
