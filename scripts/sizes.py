@@ -21,7 +21,6 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/runtime/live.py": "one state machine: the legs of a run, their ends, and how the run is left",
     "src/retinue/runtime/runtime.py": "the public class; most of it is signatures and what they mean",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
-    "src/retinue/backends/local.py": "the life of a child here: found, started, continued, ended",
 }
 
 

@@ -15,6 +15,7 @@ from retinue.core import concurrency
 from retinue.core.concurrency import (
     Backoff,
     CancellationToken,
+    CancelScope,
     Cause,
     Jobs,
     WorkEnd,
@@ -300,6 +301,69 @@ async def test_the_end_of_a_task_can_be_described_by_the_caller_that_was_cancell
     task = asyncio.create_task(asyncio.sleep(0, 1))
     await task
     assert (WorkEnd(task, "cancelled").result(), WorkEnd(task, "cancelled").is_left) == (1, False)
+
+
+# --- a block of a task
+
+
+async def test_a_block_is_cancelled_alone_and_its_task_goes_on() -> None:
+    scopes, after = list[CancelScope](), list[str]()
+
+    async def work() -> str:
+        scopes.append(scope := CancelScope())
+        with scope:
+            await for_ever()
+            after.append("in the block")
+        await asyncio.sleep(0)
+        return "after the block"
+
+    task = asyncio.create_task(work())
+    await turns(2)
+    scopes[0].cancel()
+    scopes[0].cancel()
+    assert await task == "after the block"
+    assert (after, task.cancelling()) == ([], 0)
+
+
+@pytest.mark.parametrize("first", ["task", "block"])
+async def test_a_task_that_is_cancelled_with_its_block_stays_cancelled(first: str) -> None:
+    scopes = list[CancelScope]()
+
+    async def work() -> None:
+        scopes.append(scope := CancelScope())
+        with scope:
+            await for_ever()
+
+    task = asyncio.create_task(work())
+    await turns(2)
+    cancels: list[Callable[[], object]] = [task.cancel, scopes[0].cancel]
+    for cancel in cancels if first == "task" else reversed(cancels):
+        cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_block_that_stops_by_itself_when_it_is_cancelled_keeps_its_result_and_its_errors() -> None:
+    scopes = list[CancelScope]()
+
+    async def work(problem: Exception | None) -> str:
+        scopes.append(scope := CancelScope())
+        with scope:
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                if problem is not None:
+                    raise problem from None
+                return "stopped"
+        return "never here"
+
+    tasks = [asyncio.create_task(work(problem)) for problem in (None, ValueError("mine"))]
+    await turns(2)
+    for scope in scopes:
+        scope.cancel()
+    assert await tasks[0] == "stopped"
+    with pytest.raises(ValueError, match="mine"):
+        await tasks[1]
 
 
 # --- smaller forms

@@ -13,7 +13,7 @@ from a2a.types import a2a_pb2 as pb
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
-from ..core.concurrency import FIRST_PAUSE, Backoff, until_stopped
+from ..core.concurrency import FIRST_PAUSE, Backoff, cancel_all, join, until_stopped, wait_for_first
 from ..core.content import to_json_bytes
 from ..core.decisions import Decision
 from ..core.errors import ExecutionBackendError, RetinueError
@@ -162,11 +162,8 @@ class A2AFollower(Follower[A2AClient]):
         return status, self.refused
 
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
-        known = asyncio.create_task(self.accepted.wait())
-        await asyncio.wait({known, work}, timeout=ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        known.cancel()
-        work.cancel()
-        await asyncio.wait({work})
+        await wait_for_first(self.accepted.wait(), join([work]), seconds=ACCEPT_SECONDS)
+        await cancel_all([work])
         if not self.accepted.is_set() and not work.cancelled() and (problem := work.exception()) is not None:
             raise problem
         return await self._stop_there()

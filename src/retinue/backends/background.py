@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
@@ -105,16 +106,19 @@ class LocalBackground:
         self, ctx: ToolContext, run_id: str, token: CancellationToken, answered: Callable[[], None]
     ) -> bool:
         """Wait until a suspended detached child is answered, then call `answered`; False if the token was set."""
-        answer, cancelled = self._answer(run_id), asyncio.create_task(token.wait())
-        try:
-            await asyncio.wait({answer, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        answer, loop = self._answer(run_id), asyncio.get_running_loop()
+
+        def refuse() -> None:
             if not answer.done():
                 answer.set_result(False)
+
+        try:
+            with token.calling(partial(loop.call_soon_threadsafe, refuse)):
+                await answer
             if answer.result():
                 answered()
             return answer.result()
         finally:
-            cancelled.cancel()
             self._answers.pop(run_id, None)
 
     def _answer(self, run_id: str) -> asyncio.Future[bool]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, Cause, WorkEnd, supervise
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError
 from ..core.events import (
@@ -46,7 +46,7 @@ from ..loop.grants import first_grant, widen_for_child
 from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
-from .outcome import answer_in, bare_result, outcome_of, problem_of, wait_for_end
+from .outcome import answer_in, bare_result, outcome_of
 from .setup import held_thread
 
 MOST_WAITING = 10_000
@@ -215,6 +215,7 @@ class ForeignBackend:
                 return left_alone(bare_result(request, RunStatus.CANCELLED, "cancelled", reason))
         if child is not None:
             child.sent = sent
+        # A task made here: if the call is cancelled, the end of the work is still stored.
         work = asyncio.create_task(self.backend.run(sent), name=request.identity.run_id)
 
         def stop() -> None:
@@ -223,28 +224,22 @@ class ForeignBackend:
             else:
                 token.set(given.reason or "cancelled")
 
-        grace = GRACE if can_stop(profile) else 0.0
-        given.on_set(stop)
+        def ask(_: asyncio.Task[RunResult], cause: Cause) -> None:
+            stop() if cause == "cancelled" else token.set(late)
+
         self._local.elsewhere[request.identity.run_id] = (token, None if child is None else child.detach)
         try:
-            await wait_for_end(work, token, seconds, late, grace)
+            with given.calling(stop):
+                end = await supervise(work, token=token, deadline=seconds, grace=GRACE * can_stop(profile), stop=ask)
         except asyncio.CancelledError:  # the call is cancelled, not only this child
-            stop()
-            try:
-                await wait_for_end(work, token, None, late, grace)
-            finally:
-                if child is not None and child.state is not None:
-                    await child.end(self._result_of(work, request, child))
+            if child is not None and child.state is not None:
+                await child.end(self._result_of(WorkEnd(work, "cancelled"), request, child))
             raise
         finally:
-            given.forget(stop)
             self._local.elsewhere.pop(request.identity.run_id, None)
-            work.cancel()
-        if (child is None or child.state is None) and (problem := problem_of(work)) is not None:
-            if isinstance(problem, ExecutionBackendError):
-                raise problem
-            raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
-        result = self._result_of(work, request, child)
+        if child is None or child.state is None:
+            _raise_error(end, request)
+        result = self._result_of(end, request, child)
         if not result.status.is_waiting:
             return result
         checked = refuse_wait(profile, result)
@@ -252,14 +247,13 @@ class ForeignBackend:
             await self.backend.abort(request.identity.run_id)
         return checked
 
-    def _result_of(self, work: asyncio.Task[RunResult], request: RunRequest, child: ForeignRun | None) -> RunResult:
+    def _result_of(self, end: WorkEnd[RunResult], request: RunRequest, child: ForeignRun | None) -> RunResult:
         """Return the result of a run that has ended, or that is not waited for any more."""
-        result = outcome_of(work, request)
+        result = outcome_of(end, request)
         if result.termination == OUT_OF_TIME and child is not None:
             log = child.parent.log
             result = replace(result, error=limit_reached(log.tree, child.begin(), "seconds", log.clock()).text)
-        is_left = not work.done() or work.cancelled()
-        return left_alone(result) if is_left and not can_stop(self.profile()) else result
+        return left_alone(result) if end.has_no_outcome and not can_stop(self.profile()) else result
 
     async def follow_rest(self, agent: Agent, log: LiveLog, run: RunState) -> None:
         """Follow the background tasks that an ended run still has elsewhere; report them as failed if that is impossible."""
@@ -287,6 +281,15 @@ class ForeignBackend:
                 state=_thread_state(thread, result),
             )
         await self._local.save_child(request, child.parent.log, state, result, kept, len(before))
+
+
+def _raise_error(end: WorkEnd[RunResult], request: RunRequest) -> None:
+    """Raise the error of a backend that has not begun the run."""
+    problem = end.error
+    if isinstance(problem, ExecutionBackendError):
+        raise problem
+    if problem is not None:
+        raise ExecutionBackendError(request.agent.name, f"{type(problem).__name__}: {problem}") from problem
 
 
 class ForeignRun:

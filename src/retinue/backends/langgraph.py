@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
 from ..core.backend import RunRequest
-from ..core.concurrency import Backoff
+from ..core.concurrency import Backoff, cancel_all
 from ..core.content import to_json_text
 from ..core.errors import ExecutionBackendError
 from ..core.results import SuspendTicket
@@ -207,8 +207,7 @@ class GraphFollower(Follower[HttpClient]):
         await self._client.ask("POST", path, b"", refusal=refusal, expected=(404, 409))
 
     async def stop(self, work: asyncio.Task[Outcome]) -> str | None:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        await cancel_all([work])
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._ask_to_stop()

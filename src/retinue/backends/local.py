@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, CancelScope, Cause, Jobs, cancel_all, join, supervise
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, MessagesSnapshot, Sink
@@ -37,7 +37,7 @@ from .setup import (
     thread_after,
 )
 
-LAST_MOMENT = 1.0
+_LEAST_SECONDS = 1.0
 """The least number of seconds for a run that continues after its time is up."""
 
 
@@ -50,14 +50,13 @@ class LocalBackend:
         self.run_alone = self.start_alone  # a runtime replaces it, to store runs without lineage as its own
         self._executions: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[RunResult]] = {}
-        self._hosts: dict[str, asyncio.Task[Any]] = {}
-        """The tasks of calls in which children run alongside."""
-        self._aborted: set[str] = set()
-        """Children that were stopped alone while they run in the task of their call."""
+        """The children that run in asyncio tasks of their own."""
+        self._scopes: dict[str, CancelScope] = {}
+        """The children that run in the asyncio tasks of their calls."""
         self.elsewhere: dict[str, tuple[CancellationToken, Callable[[], None] | None]] = {}
         """The tokens of children that another backend executes, and functions that let them outlive their calls."""
-        self.rests: set[asyncio.Task[None]] = set()
-        """The asyncio tasks that follow background tasks elsewhere of ended runs."""
+        self.rests = Jobs("following the background tasks of an ended run failed")
+        """They follow the background tasks that ended runs have on other servers and workers."""
         self._held: dict[str, int] = {}
         """Runs that may have children after their end, with the number of background tasks that hold each."""
         self._blueprints: WeakKeyDictionary[Agent, Blueprint] = WeakKeyDictionary()
@@ -125,31 +124,26 @@ class LocalBackend:
 
     async def close(self, grace: float) -> None:
         """Stop the children whose parents have ended."""
-        tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._hosts.values(), *self.rests}
-        for task in tasks:
-            task.cancel("the runtime was closed")
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace)
+        calls = [scope.task for scope in self._scopes.values()]
+        await cancel_all([*self._tasks.values(), *calls, *self.rests], grace)
 
     async def abort(self, run_id: str, reason: str = "aborted") -> None:
         """Stop one child; its call gets a cancelled result and continues."""
         if run_id in self.elsewhere:
             self.elsewhere[run_id][0].set(reason)
         x, task = self._executions.get(run_id), self._tasks.get(run_id)
-        if x is None or (task is None and run_id not in self._hosts):
+        if x is None or (task is None and run_id not in self._scopes):
             return
         x.cancellation.set(reason)
-        self._halt(run_id, reason)
+        self._halt(run_id)
         if task is not None:
-            await asyncio.wait({task}, timeout=GRACE)
+            await join([task], GRACE)
 
-    def _halt(self, run_id: str, reason: str) -> None:
-        """Cancel the work of a child, not of its call; whoever awaits the child gets its result."""
-        if (task := self._tasks.get(run_id)) is not None:
-            task.cancel(reason)
-        elif run_id in self._hosts and run_id not in self._aborted:
-            self._aborted.add(run_id)
-            self._hosts[run_id].cancel(reason)
+    def _halt(self, run_id: str) -> None:
+        """Cancel the work of a child, not of its call; the code that awaits the child gets its result."""
+        work = self._tasks.get(run_id) or self._scopes.get(run_id)
+        if work is not None:
+            work.cancel()
 
     def run(self, request: RunRequest) -> Coroutine[Any, Any, RunResult]:
         """Run a child, or a run without lineage. A mistake raises before anything happens."""
@@ -367,61 +361,64 @@ class LocalBackend:
         self, x: Execution, parent: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken
     ) -> RunResult:
         """Run a child for a call, after releasing the call's slot; emit `child_finished` at the end."""
-        host = asyncio.current_task()
         try:
             if x.request.detached:
                 return await self._conduct(x, work, given)
             parent.give_slot_back(x.identity.parent_tool_call_id or "")
-            if host is None or given is not parent.cancellation or _time_left(x) is not None:
+            if given is not parent.cancellation or _time_left(x) is not None:
                 return await self._conduct(x, work, given)
-            # In the asyncio task of its call: both are cancelled together, and no task is created.
-            run_id, pass_on = x.run_id, given.pass_on_to(x.cancellation)
-            self._hosts[run_id] = host
-            try:
-                result = await work
-            except asyncio.CancelledError:
-                if run_id not in self._aborted or x.result is None:
-                    raise
-                result = x.result
-            finally:
-                given.forget(pass_on)
-                del self._hosts[run_id]
-                self.leave(x)
-            if run_id in self._aborted:  # only the child was aborted, not the call
-                self._aborted.discard(run_id)
-                host.uncancel()
-            if host.cancelling():  # the call itself is cancelled, and the child with it
-                raise asyncio.CancelledError
-            return result
+            return await self._run_in_call(x, work, given)
         finally:
             # Also if the call was cancelled, because the child has ended.
             if x.result is not None:
                 append_child_finished(parent, x.state, x.result)
 
+    async def _run_in_call(
+        self, x: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken
+    ) -> RunResult:
+        """Run a child in the asyncio task of its call: both are cancelled together. A task of its own would cost a third
+        more with 1,000 children."""
+        scope, pass_on = CancelScope(), given.pass_on_to(x.cancellation)
+        self._scopes[x.run_id] = scope
+        try:
+            with scope:
+                return await work
+            if x.result is None:
+                raise asyncio.CancelledError
+            return x.result  # only the child was aborted, not the call
+        finally:
+            given.forget(pass_on)
+            del self._scopes[x.run_id]
+            self.leave(x)
+
     async def _conduct(self, x: Execution, work: Coroutine[Any, Any, RunResult], given: CancellationToken) -> RunResult:
-        """Run a child in its own asyncio task, so that it can be cancelled without its parent."""
+        """Run a child in its own asyncio task, so that it can be cancelled without its parent. Without a time limit it is
+        waited for until it stops: the grace of its root counts."""
         run_id, loop = x.run_id, asyncio.get_running_loop()
-        task = self._tasks[run_id] = loop.create_task(work, name=run_id)
+        seconds, late = _time_left(x) or (None, "")
+        task = self._tasks[run_id] = loop.create_task(work, name=run_id)  # `abort` finds it by its run
 
         def stop() -> None:
             x.cancellation.set(given.reason or "cancelled")
             loop.call_soon_threadsafe(task.cancel)
 
-        given.on_set(stop)
+        def end_late(_: asyncio.Task[RunResult], cause: Cause) -> None:
+            if cause == "deadline":
+                x.cancellation.set(late)
+            task.cancel()
+
         try:
-            time = _time_left(x)
-            result = await task if time is None else await _within(x, task, *time)
+            with given.calling(stop):
+                grace = None if seconds is None else GRACE
+                end = await supervise(task, deadline=seconds, grace=grace, stop=end_late)
         except asyncio.CancelledError:
-            if _is_cancelled() and (x.state.leg or x.log.lost):
-                raise
-            result = _give_up(x)  # it was cancelled before it started, perhaps with its call
+            if not (x.state.leg or x.log.lost):  # it was cancelled before it started, with its call
+                _give_up(x)
+            raise
         finally:
-            given.forget(stop)
             del self._tasks[run_id]
             self.leave(x)
-        if _is_cancelled():
-            raise asyncio.CancelledError
-        return result
+        return _give_up(x) if end.has_no_outcome else end.result()
 
 
 def check_child(parent: Execution, request: RunRequest) -> None:
@@ -441,16 +438,10 @@ def inherit(parent: Execution, request: RunRequest) -> None:
     request.context = request.context or parent.request.context
 
 
-def _is_cancelled() -> bool:
-    """Return whether the present asyncio task is being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def seconds_left(timeout: float | None, state: RunState | None) -> float | None:
     if timeout is None or state is None or not state.worked:
         return timeout
-    return max(timeout - state.worked, LAST_MOMENT)
+    return max(timeout - state.worked, _LEAST_SECONDS)
 
 
 def _time_left(x: Execution) -> tuple[float, str] | None:
@@ -460,21 +451,6 @@ def _time_left(x: Execution) -> tuple[float, str] | None:
     if limit is not None and (timeout is None or limit < timeout):
         return limit, OUT_OF_TIME
     return None if timeout is None else (timeout, TIMED_OUT)
-
-
-async def _within(x: Execution, task: asyncio.Task[RunResult], seconds: float, reason: str) -> RunResult:
-    """Return the result of a child with a time limit. If it does not stop in time, close it and abandon its task."""
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
-            x.cancellation.set(reason)
-            task.cancel()
-            done, _ = await asyncio.wait({task}, timeout=GRACE)
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task}, timeout=GRACE)
-        raise
-    return task.result() if done else _give_up(x)
 
 
 def _give_up(x: Execution) -> RunResult:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ..core.backend import Backend, RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, Cause, join, supervise
 from ..core.context import OUT_OF_TIME
 from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
@@ -23,7 +23,6 @@ from ..log.owned import LiveLog
 from ..log.state import RunState
 from ..loop.budget import deadline
 from .local import LocalBackend
-from .outcome import problem_of, wait_for_end
 
 _log = logging.getLogger(__name__)
 
@@ -116,9 +115,7 @@ class Rest:
         self._log.holders[self._key] = self._cancel
         if self._log.are_tasks_cancelled:
             self._token.set()
-        self._task = asyncio.create_task(self._follow(request), name=self._key)
-        self._local.rests.add(self._task)
-        self._task.add_done_callback(self._local.rests.discard)
+        self._task = self._local.rests.start(self._follow(request), name=self._key)
 
     def _append(self, event: Event) -> None:
         if not self._is_over:
@@ -128,7 +125,7 @@ class Rest:
     async def _cancel(self, reason: str) -> None:
         self._token.set(reason)
         if self._task is not None:
-            await asyncio.wait({self._task})
+            await join([self._task])
 
     def _seconds_left(self) -> float | None:
         """Return the seconds until the first limit on time ends the rest; store that time when it is first known."""
@@ -140,18 +137,20 @@ class Rest:
             _write(log, run, {**remote, "until": until})
         return max(until - now, 0.0)
 
+    def _stop(self, work: asyncio.Task[None], cause: Cause) -> None:
+        if cause == "cancelled":  # this process ends: the next owner continues to follow
+            work.cancel()
+        else:
+            self._token.set(OUT_OF_TIME)
+
     async def _follow(self, request: RunRequest) -> None:
         log, run = self._log, self._run
-        seconds = self._seconds_left()
-        work = asyncio.create_task(self._backend.follow_rest(request))
-        try:
-            async with log.waiting_for(run.run_id, lambda: False):
-                await wait_for_end(work, self._token, seconds, OUT_OF_TIME, GRACE)
-        finally:
-            work.cancel()
+        work, seconds = self._backend.follow_rest(request), self._seconds_left()
+        async with log.waiting_for(run.run_id, lambda: False):
+            end = await supervise(work, token=self._token, deadline=seconds, grace=GRACE, stop=self._stop)
         self._is_over = True
-        if not work.done() or work.cancelled() or problem_of(work) is not None:
-            exc = problem_of(work) or f"they did not end ({self._token.reason})"
+        if end.has_no_outcome or end.error is not None:
+            exc = end.error or f"they did not end ({self._token.reason})"
             shown = None if isinstance(exc, ConnectionError | ExecutionBackendError | str) else exc
             problem = "run %s: the background tasks that it left elsewhere are given up: %s"
             _log.warning(problem, run.run_id, exc, exc_info=shown)

@@ -1,64 +1,34 @@
-"""The asyncio task in which a backend works: waits for its end, and turns it into a result."""
+"""The end of the work of a backend, as a result."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from ..core.backend import RunRequest
-from ..core.concurrency import CancellationToken
+from ..core.concurrency import WorkEnd
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
 from ..core.messages import Message, Role
 from ..core.runs import RunResult, RunStatus, bounded
 from ..core.state import PersistedState
-from .local import LAST_MOMENT
 
 _STOPPED = (RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.TIMEOUT)
 
 
-async def wait_for_end(
-    work: asyncio.Task[Any], token: CancellationToken, seconds: float | None, late: str, grace: float
-) -> None:
-    """Wait for work to end. After a cancel or the time limit it gets `grace` seconds; then its task is cancelled."""
-    stop = asyncio.create_task(token.wait())
-    try:
-        await asyncio.wait({work, stop}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            token.set(late)
-            if grace:
-                await asyncio.wait({work}, timeout=grace)
-    finally:
-        stop.cancel()
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=LAST_MOMENT)
-
-
-def problem_of(work: asyncio.Task[Any]) -> Exception | None:
-    """Return the exception of a backend, if it raised one."""
-    if not work.done() or work.cancelled():
-        return None
-    problem = work.exception()
-    if problem is not None and not isinstance(problem, Exception):
-        raise problem
-    return problem
-
-
-def outcome_of(work: asyncio.Task[RunResult], request: RunRequest) -> RunResult:
+def outcome_of(end: WorkEnd[RunResult], request: RunRequest) -> RunResult:
     """Return the result of a run, also if its backend raised, was cancelled or returned too early."""
     token = request.cancellation
-    if (problem := problem_of(work)) is not None:
+    if (problem := end.error) is not None:
         words = problem.reason if isinstance(problem, ExecutionBackendError) else f"{type(problem).__name__}: {problem}"
         result = bare_result(request, RunStatus.FAILED, "error", words)
-    elif not work.done() or work.cancelled():
+    elif end.has_no_outcome:
         result = bare_result(request, RunStatus.CANCELLED, "cancelled", token.reason or "cancelled")
     else:
-        result = _checked(work.result(), request)
+        result = _checked(end.result(), request)
     if result.status is RunStatus.RUNNING:
         return bare_result(request, RunStatus.FAILED, "error", "its backend returned before the run had ended")
     if token.reason == OUT_OF_TIME and result.status in _STOPPED:

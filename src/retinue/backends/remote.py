@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from ..core.backend import BackendProfile, RunRequest
-from ..core.concurrency import Backoff, CancellationToken, until_stopped
+from ..core.concurrency import Backoff, CancellationToken, Cause, supervise, until_stopped
 from ..core.errors import ExecutionBackendError
 from ..core.events import Custom, ErrorRaised, Event, TextDelta
 from ..core.messages import Message
@@ -272,17 +272,20 @@ class RemoteBackend(ABC, Generic[C]):
 
     async def _submit(self, follower: Follower[C]) -> None:
         """Send a new run. If the request is cancelled before the server has accepted it, raise ExecutionBackendError."""
-        async with until_stopped(follower.submit(), follower.request.cancellation.wait()) as work:
-            await asyncio.wait({work}, timeout=STOP_SECONDS)  # a cancel that overtakes the run would stop nothing
-            if work.done():
-                return work.result()
-            work.cancel()
-            await asyncio.wait({work})
-            if not follower.accepted.is_set():
-                with suppress(ConnectionError, ExecutionBackendError, TimeoutError):
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await follower.withdraw()
-                raise self._not_accepted(follower)
+
+        def stop(work: asyncio.Task[None], cause: Cause) -> None:
+            if cause == "cancelled":
+                work.cancel()  # else it may still arrive: a cancel that overtakes the run would stop nothing
+
+        token = follower.request.cancellation
+        end = await supervise(follower.submit(), token=token, grace=STOP_SECONDS, stop=stop)
+        if not end.has_no_outcome:
+            return end.result()
+        if not follower.accepted.is_set():
+            with suppress(ConnectionError, ExecutionBackendError, TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await follower.withdraw()
+            raise self._not_accepted(follower)
 
     def _not_accepted(self, follower: Follower[C], problem: str | None = None) -> ExecutionBackendError:
         reason = f"{self.client.url} had not accepted it when it was stopped ({follower.request.cancellation.reason})"

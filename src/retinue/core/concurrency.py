@@ -56,7 +56,7 @@ class CancellationToken(Struct, eq=False):
     """Tells blocking work to stop. Async code does not need it: cancelling raises CancelledError there."""
 
     reason: str | None = None
-    _callbacks: dict[Callable[[], None], None] = {}  # ordered, and quick to remove from
+    _callbacks: dict[Callable[[], object], None] = {}  # ordered, and quick to remove from
 
     def is_set(self) -> bool:
         return self.reason is not None
@@ -75,7 +75,7 @@ class CancellationToken(Struct, eq=False):
         for callback in callbacks:
             callback()
 
-    def on_set(self, callback: Callable[[], None]) -> None:
+    def on_set(self, callback: Callable[[], object]) -> None:
         """Call back once when set, at once if it already is. Callbacks may come from any thread."""
         with _TOKENS:
             if self.reason is None:
@@ -83,13 +83,13 @@ class CancellationToken(Struct, eq=False):
                 return
         callback()
 
-    def forget(self, callback: Callable[[], None]) -> None:
+    def forget(self, callback: Callable[[], object]) -> None:
         """Remove a callback."""
         with _TOKENS:
             self._callbacks.pop(callback, None)
 
     @contextmanager
-    def calling(self, callback: Callable[[], None]) -> Generator[None]:
+    def calling(self, callback: Callable[[], object]) -> Generator[None]:
         """Call back when set, within the block."""
         self.on_set(callback)
         try:
@@ -97,7 +97,7 @@ class CancellationToken(Struct, eq=False):
         finally:
             self.forget(callback)
 
-    def pass_on_to(self, other: CancellationToken) -> Callable[[], None]:
+    def pass_on_to(self, other: CancellationToken) -> Callable[[], object]:
         """Set another token when this one is set; return the callback to `forget` afterwards."""
 
         def pass_on() -> None:
@@ -146,9 +146,17 @@ class WorkEnd(Generic[T]):
         return not self.is_left and self._work.cancelled()
 
     @property
-    def error(self) -> BaseException | None:
-        """The exception that the work raised; None if it returned, was cancelled, or was left behind."""
-        return None if self.is_left or self._work.cancelled() else self._work.exception()
+    def has_no_outcome(self) -> bool:
+        """True if the work was left behind or cancelled: it neither returned nor raised anything of its own."""
+        return self.is_left or self._work.cancelled()
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception that the work raised; None if it returned or has no outcome."""
+        problem = None if self.has_no_outcome else self._work.exception()
+        if problem is not None and not isinstance(problem, Exception):
+            raise problem
+        return problem
 
     def result(self) -> T:
         """Return what the work returned, or raise what it raised. Not for work that was left behind: check `is_left`."""
@@ -156,7 +164,9 @@ class WorkEnd(Generic[T]):
 
 
 def _cancel(work: asyncio.Task[Any], cause: Cause) -> None:
-    work.cancel()
+    """Cancel work, unless it is being cancelled: a second CancelledError would interrupt what it does to stop."""
+    if not work.cancelling():
+        work.cancel()
 
 
 async def supervise(
@@ -225,6 +235,35 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
     """Note that nothing reads the exception of ended work."""
     if work.done() and not work.cancelled():
         work.exception()
+
+
+class CancelScope:
+    """A block of the present task that can be cancelled alone: the task goes on after the block.
+
+    If the task is cancelled too, CancelledError goes on."""
+
+    __slots__ = ("_is_cancelled", "task")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task, self._is_cancelled = task, False
+
+    def cancel(self) -> None:
+        """Cancel the block, once."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self.task.cancel()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if self._is_cancelled:
+            self.task.uncancel()
+        if self.task.cancelling() and kind is None:
+            raise asyncio.CancelledError
+        return self._is_cancelled and kind is asyncio.CancelledError and not self.task.cancelling()
 
 
 @asynccontextmanager

@@ -174,7 +174,7 @@ class Execution:
         self.output: Any = None
         self.result: RunResult | None = None
         """The result of its last leg."""
-        self.halt: Callable[[str, str], None] | None = None
+        self.halt: Callable[[str], None] | None = None
         """Stops the work of a child that is closed while it executes, by run id and reason."""
         self._own_messages: tuple[Message, ...] = ()
         self._made_call_ids = 0
@@ -441,7 +441,7 @@ def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
         execution.cancellation.set(ending.error or "cancelled")
         execution.finish(ending)
         if execution.halt is not None:
-            execution.halt(run.run_id, ending.error or "cancelled")
+            execution.halt(run.run_id)
         return ending
     if run.step_open:
         log.append(run, StepFinished(step=run.step), Private(ending=ending))
