@@ -1,10 +1,13 @@
-"""Print the path of one delegation: every module of ours with a function that is called, in order of first call.
+"""Print the path of one run: modules and functions of ours that it calls, and which modules call which.
 
-    scripts/trace-path [--cold] [--functions] [--most 25]
+    scripts/trace-path [--cold] [--functions] [--edges]
 
-A parent on SQLite calls `task` once; its child answers. The window begins when `tool_call_ready` of the parent is
-appended to the log and ends when `tool_call_finished` is. All threads count; the runtime's own housekeeping, which may
-come in between, does not. Exit code 1 where there are too many.
+An agent `lead` on SQLite calls `task` once; its child answers. The window begins with `runtime.stream("lead", …)`, and
+ends when all events were read and the result is stored. All threads count, and all callbacks of the event loop; of its
+tasks, those that the run starts: the others are the runtime's housekeeping. What only some of ten runs do is left out,
+because it depends on the time. A coroutine counts where it begins, not where it continues; a comprehension is part of
+its function. An edge is a pair of modules: one with a function that is called, and the one that calls it, which is
+`(outside)` if the event loop, a thread or the caller of the runtime does. Exit code 1 where there are too many.
 """
 
 from __future__ import annotations
@@ -14,23 +17,29 @@ import asyncio
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
 from retinue import Agent, CallChunk, ModelRequest, Runtime, TextChunk, TurnEnd
-from retinue.core.events import ToolCallFinished, ToolCallReady
-from retinue.log.owned import LiveLog
 from retinue.models import ModelChunk
 
-MOST = 25
-_APPEND = LiveLog.append.__code__
+MODULES, FUNCTIONS, EDGES = 40, 293, 117
+"""What is not too many."""
+WARM_UP, RUNS = 2, 10
+"""Runs that do what is done only once, and runs that are traced."""
+OUTSIDE = "(outside)"
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
+"""Functions of their own before Python 3.12."""
+_is_in_run: ContextVar[bool] = ContextVar("is_in_run", default=False)
 
 
-class Parent:
+class Lead:
     """Calls its child once, and answers."""
 
-    name = "trace:parent"
+    name = "trace:lead"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         if request.messages[-1].role == "tool":
@@ -51,85 +60,103 @@ class Child:
 
 
 class Tracer:
-    """Notes the functions of ours that are called while the window is open."""
+    """Notes the functions of ours that a run calls, with the modules that call them."""
 
     def __init__(self) -> None:
-        self.is_armed = self._is_open = False
-        self._task: asyncio.Task[Any] | None = None
-        """The task of the parent, in which the child runs too."""
+        self.called: dict[tuple[str, str], None] = {}
+        """Pairs of a module and a function of it, in order of first call."""
+        self.edges: dict[tuple[str, str], None] = {}
+        """Pairs of the module that calls and the module that is called, in order of first call."""
+        self._is_open = False
         self._event_loop = threading.get_ident()
-        self._last: FrameType | None = None
-        """The frame with which the window closes."""
-        self.windows = 0
-        self.called: dict[str, dict[str, None]] = {}
-        """Functions by module, both in order of first call."""
+
+    @contextmanager
+    def window(self) -> Iterator[None]:
+        """Trace one more run. What this run does not do, and those before it did, is forgotten."""
+        called, edges = self.called, self.edges
+        self.called, self.edges = {}, {}
+        token, self._is_open = _is_in_run.set(True), True
+        yield
+        self._is_open = False
+        _is_in_run.reset(token)
+        if called:
+            self.called = {call: None for call in called if call in self.called}
+            self.edges = {edge: None for edge in edges if edge in self.edges}
 
     def __call__(self, frame: FrameType, what: str, arg: Any) -> None:
-        if what == "return" and frame is self._last:
-            self.is_armed, self._is_open, self._last = False, False, None
-            self.windows += 1
-        if what != "call" or not self.is_armed:
+        if what != "call" or not self._is_open or not _is_ours(frame) or not _is_start(frame):
             return
-        code, module = frame.f_code, frame.f_globals.get("__name__", "")
-        if code is _APPEND and not frame.f_locals["run"].ns:
-            event = frame.f_locals["event"]
-            if isinstance(event, ToolCallReady):
-                self._is_open, self._task = True, asyncio.current_task()
-            if isinstance(event, ToolCallFinished):
-                self._last = frame
-        if (
-            self._is_open
-            and _is_start(frame)
-            and self._is_of_run()
-            and (module == "retinue" or module.startswith("retinue."))
-        ):
-            self.called.setdefault(module, {}).setdefault(code.co_qualname)
+        if not _is_in_run.get() and threading.get_ident() == self._event_loop and asyncio.current_task() is not None:
+            return
+        module = frame.f_globals["__name__"]
+        self.called.setdefault((module, frame.f_code.co_qualname))
+        caller = frame.f_back
+        while caller is not None and not _is_ours(caller):
+            caller = caller.f_back
+        origin = OUTSIDE if caller is None else caller.f_globals["__name__"]
+        if origin != module:
+            self.edges.setdefault((origin, module))
 
-    def _is_of_run(self) -> bool:
-        """Whether this is the run's task, a callback, or another thread."""
-        return threading.get_ident() != self._event_loop or asyncio.current_task() in (None, self._task)
+    def modules(self) -> dict[str, list[str]]:
+        """Return the functions by module, both in order of first call."""
+        found: dict[str, list[str]] = {}
+        for module, function in self.called:
+            found.setdefault(module, []).append(function)
+        return found
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "retinue"
 
 
 def _is_start(frame: FrameType) -> bool:
-    """Whether a function begins. A coroutine that was called before the window and goes on in it is not called there."""
+    """Return True if a function begins: not if a coroutine continues, and not for a class body or a comprehension."""
     code = frame.f_code
-    is_function = bool(code.co_flags & 0x2)  # CO_NEWLOCALS: class bodies and modules have it not
+    is_function = bool(code.co_flags & 0x2) and code.co_name not in COMPREHENSIONS  # CO_NEWLOCALS
     return is_function and code.co_code[frame.f_lasti + 1] & 3 == 0  # RESUME 0; it is 1 to 3 after yield and await
 
 
 async def trace(tracer: Tracer, *, cold: bool) -> None:
-    """Run the parent, the first time or after it has run before."""
+    """Run the lead ten times after it has run before, or only the first time."""
     child = Agent("child", Child(), "You do it.")
-    parent = Agent("parent", Parent(), "You delegate.", subagents=[child])
+    lead = Agent("lead", Lead(), "You delegate.", subagents=[child])
     with tempfile.TemporaryDirectory() as folder:
-        async with Runtime.open(f"sqlite:///{folder}/app.db", [parent], recover=False) as runtime:
-            for number in range(1 if cold else 3):
-                tracer.is_armed = cold or number == 2
-                result = await runtime.run("parent", "go", thread_id="traced")
-                assert result.response == "done", result
+        async with Runtime.open(f"sqlite:///{folder}/app.db", [lead], recover=False) as runtime:
+            for _ in range(0 if cold else WARM_UP):
+                await runtime.run("lead", "go", thread_id="traced")
+            for _ in range(1 if cold else RUNS):
+                with tracer.window():
+                    run = runtime.stream("lead", "go", thread_id="traced")
+                    kinds = [event.kind async for event in run]
+                    result = await run.result()
+                assert (result.response, kinds.count("child_finished")) == ("done", 1), result
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/trace-path", description="Print the path of one delegation.")
+    parser = argparse.ArgumentParser(prog="scripts/trace-path", description="Print the path of one run.")
     parser.add_argument("--cold", action="store_true", help="trace the first run, with what is made only once")
     parser.add_argument("--functions", action="store_true", help="name the functions of each module, too")
-    parser.add_argument("--most", type=int, default=MOST, help=f"modules that are not too many (default {MOST})")
+    parser.add_argument("--edges", action="store_true", help="name the modules that call each module, too")
     args = parser.parse_args()
     tracer = Tracer()
     threading.setprofile(tracer)  # before there are threads: each takes it when it starts
     sys.setprofile(tracer)
     asyncio.run(trace(tracer, cold=args.cold))
     sys.setprofile(None)
-    if not tracer.windows:
-        print("the parent's call was not seen: has LiveLog.append changed?", file=sys.stderr)
-        return 2
-    for number, (module, functions) in enumerate(tracer.called.items(), 1):
-        print(f"{number:3}  {module}")
+    modules = tracer.modules()
+    for number, (module, functions) in enumerate(modules.items(), 1):
+        print(f"{number:3}  {module}  {len(functions)}")
+        if args.edges:
+            print(
+                f"       called by {', '.join(sorted(origin for origin, called in tracer.edges if called == module))}"
+            )
         if args.functions:
             for name in functions:
                 print(f"       {name}")
-    print(f"{len(tracer.called)} modules (at most {args.most})")
-    return 0 if len(tracer.called) <= args.most else 1
+    found = {"modules": (len(modules), MODULES), "functions": (len(tracer.called), FUNCTIONS)}
+    found["edges"] = (len(tracer.edges), EDGES)
+    print(", ".join([f"{count} {name} (at most {most})" for name, (count, most) in found.items()]))
+    return int(any(count > most for count, most in found.values()))
 
 
 if __name__ == "__main__":
