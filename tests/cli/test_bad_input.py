@@ -203,6 +203,10 @@ agent = Agent("a", "offline:rules")
 runtime = Runtime([agent])
 number = 3
 none = []
+mixed = [agent, 3]
+
+def gives_text(url):
+    return "sqlite" + url
 
 def failing():
     raise RuntimeError("not today")
@@ -216,8 +220,10 @@ def failing():
         (["file.txt"], "'file.txt' is a file"),
         (["nowhere:agent"], "TARGET nowhere:agent: ModuleNotFoundError"),
         (["broken:nothing"], "TARGET broken:nothing: AttributeError"),
-        (["broken:number"], "it is int, not an agent or a list of agents"),
-        (["broken:none"], "it is list, not an agent or a list of agents"),
+        (["broken:number"], "TARGET broken:number: it gives 3, not an agent: name an agent or a list of agents"),
+        (["broken:none"], "TARGET broken:none: the list is empty: put an agent into it"),
+        (["broken:mixed"], "TARGET broken:mixed: the list has 3, not an agent"),
+        (["broken:gives_text"], "TARGET broken:gives_text: it gives 'sqlite"),
         (["broken:failing"], "it failed with RuntimeError: not today"),
         (["broken:"], "write MODULE:ATTR"),
         (["broken:runtime", "--db", "sqlite:///app.db"], "this Runtime has its own store: leave --db out"),

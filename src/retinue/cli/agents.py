@@ -243,12 +243,21 @@ def load_runtime(
         raise ConfigurationError(f"{how} {target}: it is a Runtime, and --engine needs its agents: name a list of them")
     if isinstance(found, Runtime):
         return found
+    agents = _agents_in(found, f"{how} {target}")
+    return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
+
+
+def _agents_in(found: Any, where: str) -> list[Agent]:
+    """Return what a target names, or gave, as a list of agents."""
     is_list = isinstance(found, Iterable) and not isinstance(found, str)
     agents: list[Any] = list(cast("Iterable[Any]", found)) if is_list else [found]
-    if not agents or not all(isinstance(agent, Agent) for agent in agents):
-        kind = type(cast("object", found)).__name__
-        raise ConfigurationError(f"{how} {target}: it is {kind}, not an agent or a list of agents")
-    return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
+    if not agents:
+        raise ConfigurationError(f"{where}: the list is empty: put an agent into it")
+    odd = [one for one in agents if not isinstance(one, Agent)]
+    if odd:
+        place = "the list has" if is_list else "it gives"
+        raise ConfigurationError(f"{where}: {place} {odd[0]!r:.80}, not an agent: name an agent or a list of agents")
+    return agents
 
 
 def runtime_on(
