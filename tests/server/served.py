@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from retinue import Agent, Permissions, Runtime, tool
@@ -35,6 +37,16 @@ async def die() -> str:
     return ""
 
 
+@tool
+async def ignore_cancels() -> str:
+    """Wait until a file is there, whatever is cancelled."""
+    (_folder() / "begun").touch()
+    while not (_folder() / "ended").exists():
+        with suppress(asyncio.CancelledError):
+            await until((_folder() / "ended").exists)
+    return "ended"
+
+
 def _waits(request: ModelRequest) -> ScriptedTurn:
     done = [m for m in request.messages if m.role == "tool"]
     return say(f"done: {done[-1].text}") if done else [call("wait_for", {"name": request.messages[-1].text}, id="w1")]
@@ -50,6 +62,7 @@ agents = [
     boss(),
     Agent("waiter", ScriptedModel(_waits), tools=[wait_for]),
     Agent("payer", ScriptedModel(_asks), tools=[pay], plugins=[Permissions(ask=["pay"])]),
+    Agent("deaf", ScriptedModel(lambda request: [call("ignore_cancels", {}, id="i1")]), tools=[ignore_cancels]),
     Agent("dying", ScriptedModel(lambda request: [call("die", {}, id="d1")]), tools=[die]),
 ]
 

@@ -72,6 +72,14 @@ async def _are_asking(server: Served) -> bool:
     return "retinue_streams 1" in metrics and "retinue_http_requests_active 2" in metrics
 
 
+async def test_a_tool_that_ignores_its_cancel_does_not_keep_the_process(tmp_path: Path) -> None:
+    async with served(AGENTS, "--db", f"sqlite:///{tmp_path}/app.db", "--grace", "0", folder=tmp_path) as server:
+        await server.site.start("deaf", "go")
+        await until((tmp_path / "begun").exists)
+        assert await server.end() == 0
+        assert "not waiting for 1 asyncio task that ignored cancellation" in await server.errors()
+
+
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with served(AGENTS, "--db", f"sqlite:///{tmp_path}/app.db", folder=tmp_path) as server:
         # A body that does not come keeps the server from ending by itself.

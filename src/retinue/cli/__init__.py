@@ -13,7 +13,7 @@ from importlib import import_module
 
 from ..core.errors import ConfigurationError, RetinueError, StoreError
 from .parsers import COMPLETED, FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED, parse
-from .text import clean, complain, is_unicode
+from .text import clean, complain, count, is_unicode
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +55,24 @@ def _run(args: argparse.Namespace) -> int:
 
     factory = module.loop_factory() if hasattr(module, "loop_factory") else None
     with Interrupt() as interrupt, asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(execute(args, interrupt))
+        code = runner.run(execute(args, interrupt))
+        if ignoring := runner.run(_cancel_rest()):  # the runner would wait for them for ever
+            complain(f"not waiting for {count(ignoring, 'asyncio task')} that ignored cancellation")
+            sys.stdout.flush()
+            os._exit(code)
+        return code
+
+
+async def _cancel_rest() -> int:
+    """Cancel what a command has left; return the number of tasks that ignore it."""
+    import asyncio
+
+    from ..core.concurrency import LAST_MOMENT
+
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    return len((await asyncio.wait(rest, timeout=LAST_MOMENT))[1]) if rest else 0
 
 
 def _report(exc: Exception, verbose: bool) -> int:
