@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retinue import Decision, RunStatus, Runtime
-from retinue.runtime.waking import wake_id
+from retinue.runtime.live import wake_id
 from retinue.stores import SqlTaskRepository
 
 from .. import inside

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..backends.setup import begin, continue_tasks, result_again, thread_after
+from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import GRACE, wait_for_first
+from ..core.concurrency import GRACE, CancellationToken, wait_for_first
 from ..core.context import OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
 from ..core.rows import Ending
-from ..core.runs import RunResult, RunStatus
-from ..core.stores import Reply, RunRecord, ThreadUpdate, WhenBusy, Wish
+from ..core.runs import RunIdentity, RunResult, RunStatus
+from ..core.stores import Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
 from ..log.owned import LiveLog
+from ..log.ownership import Owner
 from ..log.state import RunState
 from ..log.writer import LogWriter
 from ..loop.execution import Execution, close_run, result_of, start_leg
@@ -29,14 +32,29 @@ from ..loop.leaving import is_idle
 from ..loop.placed_call import execute_call
 from ..loop.run import execute_run, stop_run, stopped
 from ..loop.tickets import match_decisions, waits_for
-from .beginning import take_thread
-from .inbox import carry_out, store_cancel
-from .waking import has_news, wake, waking_agents
+from .inbox import carry_out, encode_start, store_cancel
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
 
 _log = logging.getLogger(__name__)
+
+
+def wake_id(task_id: str) -> str:
+    """Return the id of the run that the end of a task starts."""
+    return f"run_{hashlib.blake2b(f'wake/{task_id}'.encode(), digest_size=10).hexdigest()}"
+
+
+async def _has_news(x: Execution, thread: ThreadRecord | None) -> bool:
+    """Return whether a run that was started by waking still has ended tasks to report."""
+    try:
+        return bool(await x.agent.ended_tasks(x.identity, {} if thread is None else thread.state.extensions))
+    except RetinueError:
+        return True  # its first step reports that they cannot be read
+
+
+def _length(thread: ThreadRecord | None) -> int:
+    return 0 if thread is None else len(thread.messages)
 
 
 class LiveRun:
@@ -150,7 +168,7 @@ class LiveRun:
         x, home, token = self.x, self.home, self.request.cancellation
         assert x is not None
         if home.owner is not None and problem is None:
-            await take_thread(self, home.owner, when_busy)
+            await self._take_thread(home.owner, when_busy)
         for run in self.before:
             await wait_for_first(run.left.wait(), token.wait())
         is_stopped = token.is_set() and bool(self.before or self.record.queued)
@@ -160,7 +178,7 @@ class LiveRun:
             thread = None if self.is_new_thread else await home.store.load_thread(x.identity.thread_id)
             if home.owner is None:
                 await home.store.save_run(self.record)
-            if self.request.wakes and not await has_news(x, thread):
+            if self.request.wakes and not await _has_news(x, thread):
                 token.set("what it was started to tell was told meanwhile")
                 is_stopped = True
         self._is_begun = True
@@ -169,6 +187,50 @@ class LiveRun:
         if problem is not None and not is_stopped:
             return await self._fail(f"it cannot be continued: {problem}")
         return stop_run(x) if is_stopped else await self._execute(x)
+
+    async def _take_thread(self, owner: Owner, when_busy: WhenBusy | None) -> None:
+        """Store a new run and take its thread when it is free; `when_busy` is None for a run that is stored already."""
+        store, token = owner.store, self.request.cancellation
+        if when_busy is not None:
+            assert self.x is not None
+            owner.register()
+            request = encode_start(self.request, self.x.state.request)
+            begun = store.begin_run(
+                self.record, request, owner.id, owner.lease, when_busy, saved_at=self.thread_saved_at
+            )
+            if self.is_new_thread:
+                # No other run can have a new thread, so do not wait: later writes are ordered after this one.
+                self.spawn(self._store_start(begun, owner))
+                return
+            holder = await begun
+            if holder is not None and when_busy == "reject":
+                raise ThreadBusy(self.record.identity.thread_id, holder)
+            self.begun.set_result(None)
+            owner.add(self.run_id, self)  # only once it is stored, else a heartbeat would treat it as lost
+            if holder is None:
+                return
+        elif not self.record.queued:
+            return  # it has had its thread from the start
+        self.record.queued = True
+        owner.check_inboxes()
+        while not token.is_set():
+            with store.watch(self.record.identity.thread_id) as watch:
+                if await store.take_thread(self.run_id) is None:
+                    self.record.queued = False
+                    return
+                await wait_for_first(watch.wait(1.0), token.wait())
+
+    async def _store_start(self, begun: asyncio.Future[str | None], owner: Owner) -> None:
+        try:
+            await begun
+            self.begun.set_result(None)
+            if not self.is_done:
+                owner.add(self.run_id, self)
+        except RetinueError as exc:
+            self.begun.set_exception(exc)
+            self.begun.exception()  # mark the exception as retrieved
+            if self.writer is not None:
+                self.writer.stop(exc)
 
     def _execute(self, x: Execution) -> Coroutine[Any, Any, RunResult]:
         """Run the agent or, if the run is a placed call, make that call."""
@@ -217,7 +279,7 @@ class LiveRun:
         self.log.close()
         if state.is_over:
             self.left.set()
-            self.may_wake = bool(waking_agents(self))
+            self.may_wake = bool(self._waking_agents())
         self.end.set_result(known)
         self._is_settling = True
 
@@ -232,7 +294,7 @@ class LiveRun:
         if ended and keeps_thread and x is not None and x.state.leg:
             threads = (ThreadUpdate(thread_after(x), x.state.own_from),)
         self.record.result, self.record.queued = result, False
-        self.may_wake = ended and bool(waking_agents(self))
+        self.may_wake = ended and bool(self._waking_agents())
         await self.home.registry.stop_abandoned(self.log.tree)
         idle = not (self.log.holders or keep or self.may_wake)
         await self._store(idle, (self.record,), threads)
@@ -292,7 +354,7 @@ class LiveRun:
         ended = self.state is None or self.state.is_over
         self._releasing = asyncio.get_running_loop().create_future()
         try:
-            may_end = not self.may_wake or await wake(self)
+            may_end = not self.may_wake or await self._wake()
             if may_end and not (self.log.holders or self._is_release_due or self.log.lost):
                 with contextlib.suppress(RetinueError):
                     await self._store(True)
@@ -368,6 +430,84 @@ class LiveRun:
             self._task.cancel()
         self.is_done = True
         self._close(True)
+
+    # --- waking: a run for background tasks that ended when no run was there to report them
+    #
+    # Invariant: ended tasks are looked up after a task's record has ended, and after the last run has left the thread. So
+    # the later lookup finds the task. The log ends only after that: if its process dies first, the next owner looks again.
+    # The id of the new run is derived from the task, so it is started once.
+
+    def _waking_agents(self) -> list[Agent]:
+        """Return the agents of this run that want to be woken."""
+        state, known, own = self.state, self.home.registry.agents, self.request.agent
+        if state is None or self.request.above is not None:  # the parent reports the tasks of a placed child
+            return []
+        names = dict.fromkeys((state.first_agent, *state.handoffs)) if state.handoffs else (own.name,)
+        agents = [own if name == own.name else known.get(name) for name in names]
+        return [agent for agent in agents if agent is not None and agent.is_woken()]
+
+    async def _wake(self) -> bool:
+        """Start a run for each agent that has unreported ended tasks. Return False if that must wait."""
+        try:
+            done = [await self._wake_agent(agent) for agent in self._waking_agents()]
+            return all(done)
+        except OwnershipLost:
+            raise
+        except RetinueError as exc:
+            _log.error("run %s: its conversation cannot be woken, and learns of its tasks later: %s", self.run_id, exc)
+        return True
+
+    async def _wake_agent(self, agent: Agent) -> bool:
+        home, identity = self.home, self.record.identity
+        store, thread_id = home.store, identity.thread_id
+        of_agent = RunIdentity(self.run_id, thread_id, agent.name, user_id=identity.user_id)
+        while True:
+            saved_at = None if home.owner is None else await home.owner.store.saved_at(thread_id)
+            thread = await store.load_thread(thread_id)
+            tasks = await agent.ended_tasks(of_agent, {} if thread is None else thread.state.extensions)
+            ids = [wake_id(task_id) for task_id in tasks]
+            new = [run_id for run_id in ids if home.get(run_id) is None and await store.load_run(run_id) is None]
+            if not new:
+                return True
+            if home.is_closing and home.dispatcher is None:
+                return False
+            if home.owner is None and _length(await store.load_thread(thread_id)) != _length(thread):
+                continue  # another run has ended on the thread meanwhile; a database checks that itself
+            if await self._start_waking(agent, new[0], saved_at):  # one run reports all tasks
+                return True
+
+    async def _start_waking(self, agent: Agent, run_id: str, saved_at: float | None) -> bool:
+        """Start a run on the thread of this one; return False if another run has ended on the thread since `saved_at`.
+
+        If a run of the same agent has the thread, that run reports the tasks itself.
+        """
+        try:
+            await self._begin_waking(agent, run_id, "reject", saved_at)
+        except ThreadBusy as exc:
+            if not exc.run_id:
+                return False
+            holder = await self.home.store.load_run(exc.run_id)
+            if holder is not None and holder.identity.agent != agent.name:
+                await self._begin_waking(agent, run_id, "enqueue", None)
+        return True
+
+    async def _begin_waking(self, agent: Agent, run_id: str, when_busy: WhenBusy, saved_at: float | None) -> None:
+        """Store the new run, and start it here unless an engine does that."""
+        identity, dispatcher = self.record.identity, self.home.dispatcher
+        request = RunRequest(
+            agent=agent,
+            identity=RunIdentity(run_id, identity.thread_id, agent.name, user_id=identity.user_id),
+            messages=(),
+            limits=self.request.limits,
+            cancellation=CancellationToken(),
+            context=self.request.context,
+            model=self.request.model,
+            wakes=True,
+        )
+        if dispatcher is None:
+            await self.home.start(request, (), when_busy, new_thread=False, saved_at=saved_at).stored()
+        else:
+            await dispatcher.begin_placed(request, await dispatcher.placement_of(self.run_id), when_busy, saved_at)
 
     # --- answers, input and cancels
 
