@@ -210,3 +210,11 @@ def test_two_cookie_headers_are_one_list_of_cookies() -> None:
     given = [(b"cookie", b"a=1"), (b"cookie", b"retinue_session=x"), (b"x-user", b"ann"), (b"x-user", b"bob")]
     found = headers_of(HTTPConnection({"type": "http", "headers": given}))
     assert found == {"cookie": "a=1; retinue_session=x", "x-user": "ann, bob"}
+
+
+async def test_a_message_that_is_no_request_names_the_fields_of_one() -> None:
+    async with serving(Runtime([speaker("hi")])) as site, site.session.ws_connect("/api/v1/events") as socket:
+        await socket.send_json({"subscribe": "a", "run": "x"})
+        detail = (await socket.receive_json())["error"]["detail"]
+        assert detail.startswith("not a request: Object contains unknown field `run`; known here: after, ")
+        assert ", run_id, subscribe, thread_id" in detail

@@ -28,6 +28,7 @@ from .http import (
     still_allowed,
 )
 from .service import Service
+from .shape_errors import explain
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
 
 RESTART, GOING_WRONG, FORBIDDEN = 1012, 1011, 1008
@@ -214,7 +215,7 @@ class Subscriptions:
         try:
             request = msgspec.json.decode(message.get("text") or message.get("bytes") or b"", type=Request)
         except (ValueError, RecursionError) as exc:
-            await self._tell(None, error={"detail": f"not a request: {exc}", "code": "invalid"})
+            await self._tell(None, error={"detail": f"not a request: {explain(str(exc), Request)}", "code": "invalid"})
             return
         if not all(is_text(value) for value in msgspec.structs.astuple(request) if isinstance(value, str)):
             await self._tell(None, error={"detail": "a field has a character that is no text", "code": "invalid"})
