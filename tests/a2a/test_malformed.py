@@ -119,6 +119,16 @@ async def test_no_spoiled_value_is_a_failure_of_the_server(transport: str) -> No
             assert answer.status < 500, (sent, answer)
 
 
+async def test_an_error_repeats_what_was_sent_as_text_and_not_at_length() -> None:
+    """Half a surrogate pair has no UTF-8, and a client gets no megabytes back."""
+    async with a2a_serving(Runtime([speaker("hi")])) as place:
+        for path, field in (("/message:send", "parts"), ("/v1/message:send", "content")):
+            for value, shown in (("\ud800", "\ufffd"), ("x" * 100_000, "xxx")):
+                answer = await place.site.post(f"/a2a/speaker{path}", {"message": {"messageId": "m", field: value}})
+                said = answer.body["error"]["message"]
+                assert (answer.status, shown in said, len(said) < 2000) == (400, True, True), path
+
+
 def grpc_requests(task: str) -> list[tuple[str, Any]]:
     first = ParseDict({"tenant": "boss", **SEND}, new.SendMessageRequest())
     wrong = [first]

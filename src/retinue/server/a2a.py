@@ -33,6 +33,7 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from ..core.agents import Agent
+from ..core.content import clean_text
 from ..core.errors import RetinueError, UnknownRun
 from ..core.runs import limits_of_run, unique
 from ..core.stores import RunRecord
@@ -61,6 +62,7 @@ from .service import Service
 
 _PAGE = 50
 _MOST_PARTS = 1000
+_MOST_WORDS = 1000
 _CONTENTS = frozenset({pb.Part.DESCRIPTOR.full_name, "google.protobuf.Struct"})
 _log = logging.getLogger(__name__)
 _TAKES = pb.AgentCard(default_input_modes=INPUT_MODES)
@@ -109,7 +111,7 @@ def as_a2a_error(exc: Exception) -> A2AError:
             return Refused(known)
         return (InvalidParamsError if known.status < 500 else InternalError)(known.detail)
     if isinstance(exc, ValueError | JsonError | DecodeError | RecursionError):
-        return InvalidParamsError(str(exc))
+        return InvalidParamsError(clean_text(str(exc)[:_MOST_WORDS]))  # it may repeat what was sent
     _log.error("an A2A request failed: %s", exc, exc_info=exc)
     return InternalError("the server failed; its log has the reason")
 
