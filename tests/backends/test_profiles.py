@@ -25,6 +25,7 @@ from retinue import (
     tool,
 )
 from retinue.backends import RunRequest
+from retinue.events import RunFinished
 from retinue.testing import ScriptedModel, call, say
 
 AT_LEAST = BackendProfile.remote_stateless_text()
@@ -136,7 +137,8 @@ async def test_a_run_that_cannot_be_stopped_is_not_sent_after_a_cancel() -> None
 async def test_a_question_of_a_run_that_cannot_be_stopped_is_closed_without_its_backend() -> None:
     profile = dataclasses.replace(AT_LEAST, waits="input", decisions="durable")
     backend = Deaf(profile, RunStatus.WAITING_INPUT)
-    assert await Stage(backend).run() == ["waiting_input"]
+    note = "[Cancelled at the end of this call, still waiting for a human: 'far'. Nobody can answer any more.]"
+    assert await Stage(backend).run() == [f"waiting_input\n{note}"]
     assert len(backend.requests) == 1
 
 
@@ -180,3 +182,66 @@ async def test_a_background_task_lives_as_long_as_its_log(persistence: Any, stor
     backend = Deaf(dataclasses.replace(AT_LEAST, persistence=persistence), RunStatus.COMPLETED)
     url = f"sqlite:///{tmp_path}/app.db" if store == "sqlite" else store
     assert await Stage(backend, url, detached=True).run() == ["completed"]
+
+
+@dataclasses.dataclass
+class Report:
+    pages: int
+
+
+class Reporter(Deaf):
+    """Completes at once with an answer."""
+
+    def __init__(self, output: Any, response: str, termination: str = "natural") -> None:
+        super().__init__(BackendProfile(transcript="full", output="text_and_artifacts"))
+        self._answer = {"output": output, "response": response, "termination": termination}
+
+    async def run(self, request: RunRequest) -> RunResult:
+        if request.accepted is not None:
+            request.accepted()
+        ids = {"run_id": request.identity.run_id, "thread_id": request.identity.thread_id}
+        return RunResult(status=RunStatus.COMPLETED, state=PersistedState(), **ids, **self._answer)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("output", "response", "answer"),
+    [
+        ({"pages": 3}, "", Report(3)),
+        (Report(3), "", Report(3)),
+        (None, '{"pages": 3}', Report(3)),
+        (None, "three", None),
+        ({"pages": "three"}, "three", None),
+        (object(), "three", None),
+    ],
+    ids=["json", "typed", "text", "only words", "wrong field", "no value"],
+)
+async def test_an_answer_has_the_output_type_or_the_run_fails(
+    output: Any, response: str, answer: Any, stored: bool, tmp_path: Path
+) -> None:
+    outcomes: list[RunResult[Any]] = []
+
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        """Delegate."""
+        outcomes.append(await ctx.run_child("far", "Report."))
+        return "ok"
+
+    agents = [
+        Agent("boss", ScriptedModel([call("delegate", {}), say("done")]), tools=[delegate]),
+        Agent("far", backend="there", output=Report),
+    ]
+    backends = {"there": Reporter(output, response)}
+    url = f"sqlite:///{tmp_path}/app.db"
+    runtime = Runtime.open(url, agents, backends=backends) if stored else Runtime(agents, backends=backends)
+    async with runtime:
+        run = runtime.stream("boss", "go")
+        events = [event async for event in run if event.ns]
+    (outcome,), end = outcomes, events[-1]
+    assert isinstance(end, RunFinished)
+    assert (outcome.output, outcome.response) == (answer, response)
+    if answer is not None:
+        assert (outcome.unwrap(), end.output) == (answer, {"pages": 3})
+        return
+    assert outcome.status is end.status is RunStatus.FAILED
+    assert "does not fit the output type" in (outcome.error or "")

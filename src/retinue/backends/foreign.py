@@ -46,7 +46,7 @@ from ..loop.grants import first_grant, widen_for_child
 from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
-from .outcome import answer_in, bare_result, outcome_of
+from .outcome import answer_in, bare_result, outcome_of, typed
 from .setup import held_thread
 
 MOST_WAITING = 10_000
@@ -83,7 +83,7 @@ class ForeignBackend:
         """Execute a run that is new, or wait again for one that was dispatched before, perhaps by another process."""
         identity = request.identity
         if identity.parent_run_id is None:
-            return await self._run_alone(request)
+            return typed(await self._run_alone(request), request.agent)
         parent = self._local.execution_of(identity.parent_run_id)
         if parent is None:
             raise ExecutionBackendError(identity.agent, "the run that asks for it has ended")
@@ -94,7 +94,7 @@ class ForeignBackend:
             request.identity, request.is_dispatched = state.identity, True
             request.detached = request.detached or state.request.detached
             if state.is_over:
-                return _result_again(parent, state)
+                return typed(_result_again(parent, state), request.agent)
             if state.waits and not state.pending and not request.cancellation.is_set():
                 return await self._waiting_again(request, parent, state)
             if state.status is not RunStatus.RUNNING:
@@ -130,7 +130,7 @@ class ForeignBackend:
                 self.note_waiting(request.identity.run_id, request.agent)
             if not parent.log.lost:
                 await self._save(child, thread, result)
-            return result
+            return typed(result, request.agent)
         finally:
             child.close()
 

@@ -7,12 +7,14 @@ from typing import Any
 from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
+from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.concurrency import WorkEnd
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError
 from ..core.events import RunFinished
 from ..core.messages import Message, Role
+from ..core.output import OutputFormat
 from ..core.runs import RunResult, RunStatus, bounded
 from ..core.state import PersistedState
 
@@ -46,10 +48,39 @@ def _checked(given: Any, request: RunRequest) -> RunResult:
     identity = request.identity
     try:
         end = convert(given, RunFinished, from_attributes=True)
-        steps = bounded(end.steps)
-        return replace(given, run_id=identity.run_id, thread_id=identity.thread_id, usage=end.usage, steps=steps)
+        ids, steps = {"run_id": identity.run_id, "thread_id": identity.thread_id}, bounded(end.steps)
+        result: RunResult = replace(given, **ids, usage=end.usage, steps=steps)
     except (TypeError, ValidationError) as exc:
         return bare_result(request, RunStatus.FAILED, "error", f"its backend returned no valid RunResult: {exc}")
+    form = request.agent.output_format
+    if form is None or result.status is not RunStatus.COMPLETED:
+        return result
+    if result.output is None and result.termination != "natural":  # it was ended before it had an answer
+        return result
+    try:
+        return replace(result, output=_answer_as_json(result, form))
+    except (TypeError, ValueError) as exc:
+        problem = f"the answer of its backend does not fit the output type: {exc}"
+        return replace(result, status=RunStatus.FAILED, termination="error", error=problem, output=None)
+
+
+def _answer_as_json(result: RunResult, form: OutputFormat) -> Any:
+    """Return the answer of a run as JSON: its output, which may have its type already, or what its text says. ValueError or
+    TypeError if it does not fit."""
+    if result.output is None:
+        return form.encode(form.read(result.response or ""))
+    try:
+        return form.encode(form.decode(result.output))
+    except (TypeError, ValueError):
+        return form.encode(form.decode(form.encode(result.output)))
+
+
+def typed(result: RunResult, agent: Agent | None) -> RunResult:
+    """Return a result whose answer is JSON, as in a log, with the answer as the type that its agent gives."""
+    form = None if agent is None else agent.output_format
+    if form is None or result.output is None:
+        return result
+    return replace(result, output=form.decode(result.output))
 
 
 def bare_result(request: RunRequest, status: RunStatus, termination: str, reason: str) -> RunResult:

@@ -101,10 +101,7 @@ class Placement:
                 limits=DEFAULT_LIMITS,
                 hooks_of=_hooks_of(agent, lineage, self._registry),
             )
-        result, form = await self.foreign.run(request), agent.output_format
-        if form is None or result.output is None:
-            return result
-        return replace(result, output=form.decode(result.output))
+        return await self.foreign.run(request)
 
 
 def _lineage(local: LocalBackend, x: Execution | None) -> Iterator[Execution]:

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from msgspec.structs import replace
-
 from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
+from ..backends.outcome import typed
 from ..core.backend import RunRequest
 from ..core.concurrency import CancellationToken
 from ..core.content import id_problem
@@ -375,12 +374,8 @@ class LocalRuns:
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""
-        result, agent = record.result, self.registry.agents.get(record.identity.agent)
-        assert result is not None
-        form = None if agent is None else agent.output_format
-        if form is None or result.output is None:
-            return result
-        return replace(result, output=form.decode(result.output))
+        assert record.result is not None
+        return typed(record.result, self.registry.agents.get(record.identity.agent))
 
     async def record(self, run_id: str) -> RunRecord:
         if self.dispatcher is not None:
