@@ -283,9 +283,12 @@ async def until_stopped(
             await cancel_all(tasks, LAST_MOMENT)
 
 
-async def wait_for_first(*works: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
-    """Wait until the first work is done or the time is over, and cancel the rest. Raise what the first raised."""
-    jobs = [asyncio.create_task(work) for work in works]
+async def wait_for_first(
+    *works: Coroutine[Any, Any, object] | asyncio.Future[Any], seconds: float | None = None
+) -> None:
+    """Wait until the first work is done or the time is over, and cancel the rest: shield a future that others wait for.
+    Raise what the first raised."""
+    jobs = [work if isinstance(work, asyncio.Future) else asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(jobs, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for job in done:
@@ -325,12 +328,17 @@ async def helpers(*works: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
 class Jobs:
     """Tasks that end by themselves, or when their owner calls `close`. A failure is reported, by default to the log."""
 
+    __slots__ = ("_problem", "_report", "_tasks")
+
     def __init__(self, problem: str = "", report: Callable[[BaseException], object] | None = None) -> None:
         self._problem, self._report = problem, report
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
         return iter(list(self._tasks))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)

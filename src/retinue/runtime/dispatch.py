@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import CancellationToken
+from ..core.concurrency import CancellationToken, Jobs, join
 from ..core.content import id_problem
 from ..core.engine import DEFAULT_QUEUE, Engine, NewRun, Schedule
 from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
@@ -49,7 +49,7 @@ class Dispatcher:
     def __init__(self, runs: LocalRuns, engine: Engine, store: SqlStore) -> None:
         self._runs, self.engine, self.store = runs, engine, store
         self._workers, self.schedules = Workers(store), Schedules(store)
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._jobs = Jobs()
         self._beginning: dict[str, asyncio.Task[None]] = {}
         self.unserved_after = UNSERVED_AFTER
 
@@ -57,10 +57,7 @@ class Dispatcher:
         await self.engine.open(self.store)
 
     async def close(self) -> None:
-        for job in list(self._jobs):
-            job.cancel()
-        if self._jobs:
-            await asyncio.wait(set(self._jobs))
+        await self._jobs.close()
         await self.engine.close()
 
     def start(
@@ -84,14 +81,14 @@ class Dispatcher:
         )
         record, begun = self._store(request, placement, when_busy)
         begin = self._schedule_stored(identity, begun, placement, when_busy)
-        beginning = self._beginning[identity.run_id] = self._spawn(begin)
+        beginning = self._beginning[identity.run_id] = self._jobs.start(begin)
         beginning.add_done_callback(lambda _: self._beginning.pop(identity.run_id, None))
         return self.handle(record, beginning)
 
     async def wait_until_begun(self, run_id: str) -> None:
         """Return once a run that is being started here is stored and scheduled, or was refused."""
         if (beginning := self._beginning.get(run_id)) is not None:
-            await asyncio.wait({beginning})
+            await join([beginning])
 
     async def begin(self, new: NewRun) -> None:
         """Store a run that its engine knows already, unless it is stored."""
@@ -204,14 +201,14 @@ class Dispatcher:
             if beginning is not None:
                 await beginning
             read = partial(read_events, self._runs, self.store, identity.run_id)
-            opened.set_result((FollowedLog(read, 0, self._spawn), 0))
-            warning = self._spawn(self._warn_if_unserved(identity.run_id))
+            opened.set_result((FollowedLog(read, 0, self._jobs.start), 0))
+            warning = self._jobs.start(self._warn_if_unserved(identity.run_id))
             try:
                 return await self._runs.result(identity.run_id)
             finally:
                 warning.cancel()
 
-        end = self._spawn(work())
+        end = self._jobs.start(work())
         return Run[Any](identity.run_id, identity.thread_id, identity.agent, self._runs, end, opened)
 
     async def _warn_if_unserved(self, run_id: str) -> None:
@@ -226,17 +223,6 @@ class Dispatcher:
             return None
         workers = [worker for worker in await self._workers.seen(self.engine.name) if worker.is_alive]
         return unserved(*waiting, workers)
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        job = asyncio.create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._forget)
-        return job
-
-    def _forget(self, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled():
-            job.exception()  # mark the exception as retrieved
 
 
 def _checked(request: RunRequest) -> StoredRequest:

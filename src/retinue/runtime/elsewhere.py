@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import GRACE, run_together
+from ..core.concurrency import GRACE, join, run_together
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import (
@@ -355,9 +355,8 @@ class Elsewhere:
         root = record if log_id == run_id else await self._runs.record(log_id)
         ending = asyncio.create_task(self._runs.result(run_id))
         try:
-            while not ending.done():
-                await asyncio.wait({ending}, timeout=LOOK_EVERY)
-                owner = None if ending.done() else await self._store.owner_of(log_id)
+            while not await join([ending], LOOK_EVERY):
+                owner = await self._store.owner_of(log_id)
                 if not ending.done() and (owner is None or is_gone(owner)) and self._has_agent(root):
                     await self.claim(log_id, root)
             return ending.result()

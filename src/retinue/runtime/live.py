@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends.setup import begin, continue_tasks, result_again, thread_after
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import GRACE, CancellationToken, wait_for_first
+from ..core.concurrency import GRACE, CancellationToken, Jobs, join, wait_for_first
 from ..core.context import OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
@@ -89,7 +89,7 @@ class LiveRun:
         self.before: list[LiveRun] = []
         """Without a store: the runs that have its thread before it."""
         self._task: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[object]] = set()
+        self._jobs = Jobs(report=self._report_failure)
         self.replies: list[Reply] = []
         """Replies to wishes, for the next transaction."""
         self._is_settling = self._is_begun = self._keeps_thread = False
@@ -368,7 +368,7 @@ class LiveRun:
 
     async def release_if_idle(self) -> None:
         """Release a log that was claimed only to carry out a wish."""
-        busy = self._jobs - {asyncio.current_task()}  # the present one carries out a wish
+        busy = set(self._jobs) - {asyncio.current_task()}  # the present one carries out a wish
         if self._is_settling and not busy and self.state is not None:
             await self._release()
 
@@ -380,7 +380,7 @@ class LiveRun:
     async def stored(self) -> None:
         """Wait until `is_storing` is false."""
         while self.is_storing:
-            await asyncio.wait({self._releasing or self.end})
+            await join([self._releasing or self.end])
 
     async def _fail(self, reason: str) -> RunResult:
         """End a run that cannot be continued, and everything under it."""
@@ -556,7 +556,7 @@ class LiveRun:
             if self._is_begun and not self._is_settling and task is not None:
                 task.cancel(reason)
             if task is not None:
-                await asyncio.wait({task}, timeout=grace)
+                await join([task], grace)
             if not self.end.done() and not self._is_settling and self.x is not None:
                 await self._leave_behind(self.x)
         return await asyncio.shield(self.end)
@@ -597,14 +597,11 @@ class LiveRun:
     # --- jobs and closing
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        job = asyncio.create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._forget_job)
+        self._jobs.start(work)
 
-    def _forget_job(self, job: asyncio.Task[object]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled() and (exc := job.exception()) is not None and not isinstance(exc, OwnershipLost):
-            _log.error("run %s: %s", self.run_id, exc, exc_info=exc)
+    def _report_failure(self, problem: BaseException) -> None:
+        if not isinstance(problem, OwnershipLost):
+            _log.error("run %s: %s", self.run_id, problem, exc_info=problem)
 
     def drop_parts(self) -> None:
         """Drop the objects that only a running leg needs, and reference cycles that delay freeing them."""
@@ -636,7 +633,7 @@ class LiveRun:
     async def put_down(self) -> None:
         """Store the remaining rows and release the log, because the runtime closes."""
         while self._jobs:
-            await asyncio.wait(set(self._jobs))
+            await join(self._jobs)
         state = self.state
         if self.writer is None or self.writer.is_released or self.log.lost or state is None:
             return

@@ -21,7 +21,7 @@ from ..backends.outcome import bare_result
 from ..backends.remote import Callers
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
-from ..core.concurrency import GRACE, CancellationToken, until_stopped
+from ..core.concurrency import FIRST_PAUSE, GRACE, Backoff, CancellationToken, until_stopped
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
 from ..core.hooks import registered
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 def placed_id(run_id: str) -> str:
@@ -284,7 +282,7 @@ class _Follower:
             if record.result is not None:
                 found = await self._store.read_events(self._run_id, self._seen, 1)
                 return _noted(record.result, is_open=found is not None and not found[1])
-            await asyncio.sleep(_FIRST_PAUSE)  # it was answered at this moment
+            await asyncio.sleep(FIRST_PAUSE)  # it was answered at this moment
 
     async def follow_rest(self) -> None:
         """Copy events until the log has ended."""
@@ -307,15 +305,14 @@ class _Follower:
 
 async def retry(ask: Callable[[], Awaitable[T]], token: CancellationToken | None = None) -> T:
     """Repeat while the database cannot be reached, until the token is set."""
-    pause = _FIRST_PAUSE
+    backoff = Backoff()
     while True:
         try:
             return await ask()
         except StoreError as exc:
             if not exc.transient or (token is not None and token.is_set()):
                 raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        await backoff.wait()
 
 
 def _noted(result: RunResult, *, is_open: bool) -> RunResult:

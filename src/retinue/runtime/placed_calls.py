@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..backends.local import LocalBackend
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, supervise
 from ..core.errors import ExecutionFailed, InternalError, RetinueError, ToolCancelled
 from ..core.events import (
     ActivityDelta,
@@ -160,23 +160,14 @@ class PlacedCalls:
         loop, token = asyncio.get_running_loop(), request.cancellation
         work = asyncio.create_task(self._backend.run(request), name=request.identity.run_id)
 
-        def stop() -> None:
+        def stop(*_: object) -> None:
             if x.log.lost:
                 loop.call_soon_threadsafe(work.cancel)
             else:
                 token.set(x.cancellation.reason or "cancelled")
 
-        x.cancellation.on_set(stop)
-        try:
-            await asyncio.wait({work})
-            return work.result()
-        except asyncio.CancelledError:
-            stop()
-            await asyncio.wait({work}, timeout=GRACE)
-            raise
-        finally:
-            x.cancellation.forget(stop)
-            work.cancel()
+        with x.cancellation.calling(stop):
+            return (await supervise(work, grace=GRACE, stop=stop)).result()
 
 
 async def _reports_of(x: Execution, call_id: str) -> int:

@@ -13,7 +13,7 @@ from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
 from ..backends.outcome import typed
 from ..core.backend import RunRequest
-from ..core.concurrency import CancellationToken
+from ..core.concurrency import CancellationToken, join
 from ..core.content import id_problem
 from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
@@ -278,7 +278,7 @@ class LocalRuns:
         """Answer a suspended run and return its next result. If a leg is at work, answer when it ends."""
         while (run := await self.here(run_id)) is not None:
             if run.is_queueing(decisions):
-                await asyncio.wait({run.end})
+                await join([run.end])
                 continue
             run.accept(decisions)
             if accepted is not None:
@@ -421,8 +421,7 @@ class LocalRuns:
         await self.background.close(grace)
         await self.backend.close(grace)
         jobs = [asyncio.create_task(run.put_down()) for run in live]
-        if jobs:
-            await asyncio.wait(jobs, timeout=grace)
+        await join(jobs, grace)
         if self.owner is not None:
             await self.owner.close()
             with contextlib.suppress(RetinueError):
@@ -439,16 +438,13 @@ async def _result_for(run: LiveRun, given: CancellationToken, timeout: float | N
     def stop() -> None:
         loop.call_soon_threadsafe(lambda: run.spawn(run.cancel(given.reason or "cancelled")))
 
-    given.on_set(stop)
-    try:
-        await asyncio.wait({end}, timeout=timeout)
-        return end.result() if end.done() else await run.cancel(TIMED_OUT)
-    except ThreadBusy as exc:
-        raise ExecutionBackendError(run.request.agent.name, str(exc)) from exc
-    except asyncio.CancelledError:
-        if not end.done():
-            with contextlib.suppress(RetinueError):
-                await run.cancel(given.reason or "cancelled")
-        raise
-    finally:
-        given.forget(stop)
+    with given.calling(stop):
+        try:
+            return end.result() if await join([end], timeout) else await run.cancel(TIMED_OUT)
+        except ThreadBusy as exc:
+            raise ExecutionBackendError(run.request.agent.name, str(exc)) from exc
+        except asyncio.CancelledError:
+            if not end.done():
+                with contextlib.suppress(RetinueError):
+                    await run.cancel(given.reason or "cancelled")
+            raise

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from ..core.concurrency import GRACE
+from ..core.concurrency import GRACE, LAST_MOMENT, cancel_all
 from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent, RunFinished
 from .run import Run
@@ -107,8 +107,5 @@ class LoopThread:
 
 async def _cancel_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=1.0)
+    await cancel_all(rest, LAST_MOMENT)
     await asyncio.get_running_loop().shutdown_asyncgens()

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.concurrency import keep_doing
+from ..core.concurrency import helpers, join, keep_doing
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
 from ..loop.tickets import Questions
@@ -74,13 +74,10 @@ class Worker:
         self._owner.register()
         await self._beat()
         every = min(self.info.lease / 3, 5.0)
-        beating = asyncio.create_task(
-            keep_doing(self._beat, every, "the report that this worker is alive"), name="retinue-worker"
-        )
         try:
-            await self.engine.work(self.info, self._do_leg, stop, ready)
+            async with helpers(keep_doing(self._beat, every, "the report that this worker is alive")):
+                await self.engine.work(self.info, self._do_leg, stop, ready)
         finally:
-            beating.cancel()
             await self._drain()
             with contextlib.suppress(RetinueError):
                 await self._workers.leave(self.info.owner)
@@ -129,7 +126,7 @@ class Worker:
         self._owner.is_leaving = True
         leaving = [asyncio.create_task(run.leave(self._grace)) for run in list(self.at_work.values())]
         if leaving or self._legs:  # some legs may just be starting
-            await asyncio.wait({*leaving, *self._legs})
+            await join([*leaving, *self._legs])
             with contextlib.suppress(RetinueError):
                 await self._owner.store.renew(self._owner.id, 0.0)  # logs that could not be released
 
