@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from ..core.concurrency import keep_doing
+from ..core.concurrency import Backoff, helpers, keep_doing, wait_for_first
 from ..core.engine import DoLeg, Leg, WorkerInfo
 from ..core.errors import OwnershipLost, RetinueError
 from ..core.processes import has_process_ended
@@ -74,29 +74,20 @@ class _Claims:
     async def work(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         await self._sweep()
         sweeping = keep_doing(self._sweep, SWEEP_EVERY, "looking for lost legs")
-        helpers = [asyncio.create_task(self._listen()), asyncio.create_task(sweeping)]
-        stopping = asyncio.create_task(stop.wait())
-        ready()
-        pause = _FIRST_PAUSE
-        try:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        async with helpers(self._listen(), sweeping):
+            ready()
             while not stop.is_set():
                 self._wake.clear()
                 try:
                     claimed = await self._claim()
-                    pause = _FIRST_PAUSE
+                    backoff.reset()
                 except RetinueError as exc:
                     _log.error("this worker cannot claim anything, and tries again: %s", exc)
-                    await asyncio.wait({stopping}, timeout=pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    await wait_for_first(stop.wait(), seconds=backoff.next())
                     continue
                 if not claimed:
-                    waking = asyncio.create_task(self._wake.wait())
-                    await asyncio.wait({waking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                    waking.cancel()
-        finally:
-            for job in (*helpers, stopping):
-                job.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+                    await wait_for_first(self._wake.wait(), stop.wait())
 
     async def _claim(self) -> int:
         """Claim as many legs as there are free slots, from each queue in turn; return how many there were."""

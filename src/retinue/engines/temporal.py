@@ -30,6 +30,7 @@ from temporalio.runtime import LoggingConfig, TelemetryConfig, TelemetryFilter
 from temporalio.runtime import Runtime as SdkRuntime
 from temporalio.service import RPCError, RPCStatusCode
 
+from ..core.concurrency import join
 from ..core.engine import DoLeg, WorkerInfo
 from ..core.errors import ConfigurationError, EngineError
 from ..core.stores import DurableStore, Placement, RunRecord
@@ -120,8 +121,7 @@ class TemporalEngine:
             return False
 
     async def close(self) -> None:
-        if self._workers:
-            await asyncio.wait(set(self._workers), timeout=_CLOSE)
+        await join(self._workers, _CLOSE)
         await asyncio.sleep(max(0.0, self._last_request + _QUIET - time.monotonic()))
 
     # --- runs

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from ..core.concurrency import cancel_all, join
 from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.runs import RunResult
 from ..wire.resources import DecisionBody
@@ -99,12 +100,11 @@ class AgentActivities:
         timeout = activity.info().heartbeat_timeout
         every = _BEAT if timeout is None else min(_BEAT, timeout.total_seconds() / 4)
         try:
-            while not work.done():
+            activity.heartbeat({"run_id": run_id})
+            while not await join([work], every):
                 activity.heartbeat({"run_id": run_id})
-                await asyncio.wait({work}, timeout=every)
         except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.wait({work})
+            await cancel_all([work])
             details, this = activity.cancellation_details(), asyncio.current_task()
             if details is None or this is None:
                 raise

@@ -7,7 +7,6 @@ Temporal gives up an activity for another reason, its leg continues, and the nex
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import Counter
@@ -32,6 +31,7 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
+from ..core.concurrency import Backoff, helpers, join, until_stopped, wait_for_first
 from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, NewRun, WorkerInfo
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
@@ -150,41 +150,31 @@ class LegWorker:
         """Work until `stop` is set; `keep` then gets the worker that still reports the unfinished legs."""
         closing = asyncio.Event()
         queues = [asyncio.create_task(self._serve(queue, closing)) for queue in self._info.queues]
-        stopping = asyncio.create_task(stop.wait())
-        helpers: list[asyncio.Task[Any]] = [stopping]
         try:
             await self._sweeper.hand_on_first()
             self._supplier.open()
-            helpers.append(asyncio.create_task(self._sweeper.keep_sweeping()))
-            ready()
-            done, _ = await asyncio.wait({stopping, *queues}, return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                ended.result()  # a queue ends early only if it cannot be worked on
+            async with helpers(self._sweeper.keep_sweeping()):
+                ready()
+                # A queue ends early only if it cannot be worked on.
+                await wait_for_first(stop.wait(), *map(asyncio.shield, queues))
         finally:
             self._stopping = True
             closing.set()
-            for helper in helpers:
-                helper.cancel()
             for queue in queues:
                 keep(queue)
-            await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _serve(self, queue: str, closing: asyncio.Event) -> None:
         """Take legs of a queue until `closing` is set. A worker that breaks down is replaced."""
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not closing.is_set():
             worker = self._make_worker(queue)
-            working, stopping = asyncio.create_task(worker.run()), asyncio.create_task(closing.wait())
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if closing.is_set():
-                await worker.shutdown()
-                await asyncio.gather(working, return_exceptions=True)
-                return
+            async with until_stopped(worker.run(), closing.wait()) as working:
+                if closing.is_set():
+                    await worker.shutdown()
+                    await join([working])
+                    return
             _log.error("queue %s cannot be worked on, and is tried again: %s", queue, working.exception())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(closing.wait(), pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await wait_for_first(closing.wait(), seconds=backoff.next())
 
     def _make_worker(self, queue: str) -> Worker:
         fixed = FixedSizeSlotSupplier(100)
@@ -305,7 +295,7 @@ class LegWorker:
                 if wanted:
                     await self._cancel(log_id)
                     wanted = False
-                await asyncio.wait({work}, timeout=every)
+                await join([work], every)
             except asyncio.CancelledError:
                 details, this = activity.cancellation_details(), asyncio.current_task()
                 if details is None or this is None:
@@ -316,7 +306,7 @@ class LegWorker:
                     _log.info("run %s: Temporal has given its activity up (%s)", log_id, details)
             except StoreError as exc:
                 _log.warning("run %s cannot be cancelled yet: %s", log_id, exc)
-                await asyncio.wait({work}, timeout=every)
+                await join([work], every)
             if work.done():
                 return
             status = self._info.look(log_id)
