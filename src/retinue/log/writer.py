@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from math import inf
 
+from ..core.concurrency import Backoff
 from ..core.errors import OwnershipLost, RetinueError, StoreError
 from ..core.processes import boot_seconds
 from ..core.rows import LogRow
@@ -19,7 +20,6 @@ GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
 most. Many logs are thus written in fewer, larger transactions."""
 MOST_TOGETHER = 500
 """Logs that are written in one turn of the event loop."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 class Gathering:
@@ -73,7 +73,8 @@ class LogWriter:
         self.gathering = Gathering()
         self.problem: Exception | None = None
         """The reason why nothing more can be stored."""
-        self._pause = 0.0
+        self._backoff: Backoff | None = None
+        """The pauses between attempts, while the store cannot be written."""
         self.is_released = self.is_leaving = False
         """The log was released; it is being released."""
         self.stored_seq = 0
@@ -174,17 +175,17 @@ class LogWriter:
     def _written(self, batch: LogBatch, waiting: list[asyncio.Future[None]], done: asyncio.Future[None]) -> None:
         error = StoreError(self._store.place, "it was closed") if done.cancelled() else done.exception()
         if isinstance(error, StoreError) and error.transient and self.problem is None:
-            if not self._pause:
+            if self._backoff is None:
                 _log.error("run %s waits for its store: %s", self.log_id, error)
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE
-            asyncio.get_running_loop().call_later(self._pause, self._send, batch, waiting)
+                self._backoff = Backoff()
+            asyncio.get_running_loop().call_later(self._backoff.next(), self._send, batch, waiting)
             return
         self._is_writing = False
         if error is not None:
             self._fail(error, waiting)
             return
-        if self._pause:
-            self._pause = 0.0
+        if self._backoff is not None:
+            self._backoff = None
             _log.warning("run %s continues: its store can be written again", self.log_id)
         self.is_released = self.is_leaving = batch.released or batch.ended
         if batch.rows:

@@ -6,7 +6,6 @@ nothing is ever left in a folder that is gone.
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from secrets import token_hex
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
 
+from ..core.concurrency import Backoff
 from ..core.errors import ConfigurationError, FileMissing, FilesystemDown, PathDenied, PathError, StoreError
 from ..core.filesystem import FileEntry, KeptBack, Stamp, name_of_part
 from ..core.runs import RunIdentity
@@ -144,7 +144,7 @@ class StoreFilesystem:
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Stamp | None:
         spot = self._spot(path)
-        deadline, pause = time.monotonic() + LONGEST_WAIT, 0.001
+        deadline, backoff = time.monotonic() + LONGEST_WAIT, Backoff(0.001, 0.05)
         while True:
             found = self._read(path, lambda link: _load(link, spot, LARGEST))
             if found is not None and found[0].is_folder:
@@ -157,8 +157,7 @@ class StoreFilesystem:
                 return written
             if time.monotonic() > deadline:
                 raise PathError(path, f"others have changed it all the time for {LONGEST_WAIT:.0f} s: try again")
-            time.sleep(random.uniform(0, pause))
-            pause = min(pause * 2, 0.05)
+            time.sleep(backoff.next())
 
     def make_folder(self, path: str) -> None:
         spot = self._spot(path, is_folder=True)

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from ..core.concurrency import Backoff
 from ..core.errors import ConfigurationError, StoreError
 from ..core.stores import Durability, Watch
 from .database import MOST, Database, Lane, Later, Link
@@ -440,19 +441,18 @@ class Listener:
             self._thread.join()
 
     def _listen(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._closed.is_set():
             with suppress(psycopg.Error, OSError), self._connect() as connection:
                 connection.execute(f'LISTEN "{self._channel}"'.encode())
-                pause = _FIRST_PAUSE
+                backoff.reset()
                 with self._lock:
                     self._connection = connection
                 self._wake(None)
                 self._receive(connection)
             with self._lock:
                 self._connection = None
-            self._closed.wait(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            self._closed.wait(backoff.next())
 
     def _receive(self, connection: psycopg.Connection[Any]) -> None:
         """Wake watches until the connection breaks or this is closed."""

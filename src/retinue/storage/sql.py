@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..core.concurrency import join
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
 from ..core.messages import Message
@@ -76,7 +77,7 @@ _ALL, _NEWEST = 2**62, (float("inf"), "")
 async def _begin_after(
     before: asyncio.Future[str | None], begin: Callable[[], asyncio.Future[str | None]]
 ) -> str | None:
-    await asyncio.wait({before})
+    await join([before])
     return await begin()
 
 

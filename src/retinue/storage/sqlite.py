@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from ..core.concurrency import Backoff
 from ..core.errors import StoreError
 from ..core.processes import boot_id, boot_seconds
 from ..core.stores import Durability, Watch
@@ -127,11 +128,10 @@ class _Poll:
     """A watch that polls, because a file sends no notifications: often at first, then less."""
 
     def __init__(self) -> None:
-        self._pause = _FIRST_POLL
+        self._backoff = Backoff(_FIRST_POLL, _LONGEST_POLL, factor=1.5)
 
     async def wait(self, seconds: float) -> None:
-        await asyncio.sleep(min(self._pause, seconds))
-        self._pause = min(self._pause * 1.5, _LONGEST_POLL)
+        await asyncio.sleep(min(self._backoff.next(), seconds))
 
 
 def _use_wal(link: Link) -> None:
