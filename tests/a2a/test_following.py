@@ -160,6 +160,33 @@ class Breaking(Client):
             yield status(COMPLETED)
 
 
+class Forgetful(Client):
+    """A server that streams some text and goes on; what it shows of a stopped task has no text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_spoken = asyncio.Event()
+
+    async def send(self, *given: Any) -> AsyncGenerator[pb.StreamResponse]:
+        yield pb.StreamResponse(task=task())
+        yield piece("Half ", append=False)
+        yield piece("an answer")
+        self.has_spoken.set()
+        await asyncio.Event().wait()
+
+
+async def test_streamed_text_stays_when_the_server_stops_the_task_without_it() -> None:
+    server, emitted = Forgetful(), list[Event]()
+    client: Any = server
+    asked = request(emitted)
+    running = asyncio.create_task(A2ABackend(client, patience=0.0).run(asked))
+    await server.has_spoken.wait()
+    asked.cancellation.set("enough")
+    result = await running
+    assert (result.status, result.response) == (RunStatus.CANCELLED, "Half an answer")
+    assert "".join(text_in(emitted)) == "Half an answer"
+
+
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):

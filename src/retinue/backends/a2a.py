@@ -101,7 +101,9 @@ class A2AFollower(Follower[A2AClient]):
 
     def result(self, status: RunStatus, error: str | None) -> RunResult:
         view, is_complete = self.view, status is RunStatus.COMPLETED
-        response = None if status.is_waiting else (view.answer() if is_complete else view.text()) or None
+        # A server may show a stopped task without what it has streamed.
+        text = view.answer() if is_complete else view.text() or self._streamed.text
+        response = None if status.is_waiting else text or None
         more = view.parts() if is_complete else []
         said = [TextPart(response)] if response else []
         return self._make_result(
