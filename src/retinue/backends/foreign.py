@@ -44,10 +44,9 @@ from ..loop.budget import deadline, exceeded, limit_reached
 from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
 from .capabilities import can_stop, left_alone, missing, refuse_wait
-from .local import LocalBackend, append_child_finished, check_child, inherit, seconds_left
+from .local import LocalBackend, append_child_finished, check_child, held_thread, inherit, seconds_left
 from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
 from .outcome import answer_in, bare_result, outcome_of, typed
-from .setup import held_thread
 
 MOST_WAITING = 10_000
 """Runs of one server that wait for a human, and that a process remembers."""

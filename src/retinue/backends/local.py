@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,31 +13,23 @@ from msgspec.structs import replace
 from ..core.agents import Agent, Toolbox
 from ..core.backend import BackendProfile, Resolver, RunRequest
 from ..core.concurrency import GRACE, CancellationToken, CancelScope, Cause, Jobs, cancel_all, join, supervise
+from ..core.content import to_json_bytes
 from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
-from ..core.events import ChildFinished, MessagesSnapshot, Sink
+from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Namespace, Sink
+from ..core.messages import Role
 from ..core.rows import Private
 from ..core.runs import RunResult
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
 from ..log.owned import LiveLog
 from ..log.state import ChildRef, RunState
 from ..loop.budget import child_refusal, refuse_child, time_left
-from ..loop.execution import Execution, close_run, start_leg
+from ..loop.execution import Blueprint, Execution, close_run, start_leg
 from ..loop.grants import widen_for_child
-from ..loop.run import execute_run, stopped
-from .setup import (
-    Blueprint,
-    asked_for,
-    begin,
-    child_started,
-    continue_tasks,
-    held_thread,
-    hold_thread,
-    restore_text,
-    result_again,
-    thread_after,
-)
+from ..loop.run import begin_run, continue_tasks, execute_run, result_again, stopped
 
+DESCRIPTION = 2_000
+"""Characters of a child's task in the event of its start."""
 _LEAST_SECONDS = 1.0
 """The least number of seconds for a run that continues after its time is up."""
 
@@ -176,7 +169,7 @@ class LocalBackend:
         if call is None or not call.children:
             return None
         asked_again = parent.asked_again.get(call_id, ())
-        asked = asked_for(request, stored=parent.is_stored)
+        asked = _asked_for(request, stored=parent.is_stored)
         for number, ref in call.children.items():
             if not ref.abandoned and number not in asked_again and ref.asked == asked:
                 parent.asked_again.setdefault(call_id, set()).add(number)
@@ -193,8 +186,8 @@ class LocalBackend:
         call_id = identity.parent_tool_call_id or ""
         number = state.child_counts.get(call_id, 0) + 1 if known is None else known.number
         ns = (*state.ns, f"tools:{call_id}" if number == 1 else f"tools:{call_id}~{number}")
-        started = child_started(request, ns)
-        asked = asked_for(request, stored=parent.is_stored)
+        started = _child_started(request, ns)
+        asked = _asked_for(request, stored=parent.is_stored)
         if parent.is_over or reserve:
             row = Private(kind="commit", run_id=state.run_id, child=started, asked=asked, reserved=reserve)
             parent.log.append_private(row)
@@ -251,7 +244,7 @@ class LocalBackend:
         if x.state.leg:
             await hold_thread(request, log)
         if x.state.leg == 0:
-            begin(x, thread)
+            begin_run(x, thread)
         elif x.state.waits:
             start_leg(log, x.state)
         elif x.state.awaits_history:
@@ -269,7 +262,7 @@ class LocalBackend:
         x.emit(MessagesSnapshot(messages=() if thread is None else thread.messages))
 
     def _save(self, x: Execution, result: RunResult) -> Coroutine[Any, Any, None]:
-        thread = thread_after(x) if x.request.keeps_thread and result.status.is_terminal else None
+        thread = x.thread() if x.request.keeps_thread and result.status.is_terminal else None
         return self.save_child(x.request, x.log, x.state, result, thread, x.state.own_from)
 
     async def save_child(
@@ -314,7 +307,7 @@ class LocalBackend:
             x = self._blueprint(request.agent).continued_run(request, state, log, parent)
         except RetinueError as exc:
             raise ExecutionBackendError(request.agent.name, str(exc)) from exc
-        restore_text(request.sink, state)
+        _restore_text(request.sink, state)
         if state.is_over or (state.waits and not state.pending):
             return self._result_again(x, parent)
         self.enter(x)
@@ -421,6 +414,61 @@ class LocalBackend:
         return _give_up(x) if end.has_no_outcome else end.result()
 
 
+async def hold_thread(request: RunRequest, log: LiveLog) -> None:
+    """Hold the thread of a child in the store, unless its log holds it already.
+
+    Invariant: a thread has one run at a time, across processes. The store holds the thread for the child's log from
+    before it is read until it is saved, also while the child waits for a human. The next owner of the log inherits the
+    hold. So no run can overwrite a conversation that another run has changed meanwhile.
+    """
+    identity, held = request.identity, log.held_threads
+    if not request.keeps_thread or log.writer is None or held.get(identity.thread_id) == identity.run_id:
+        return
+    held[identity.thread_id] = identity.run_id  # before the hold: a leg that ends meanwhile must not release it
+    holder = await log.writer.hold_thread(identity.thread_id, identity.user_id)
+    if holder is not None:
+        del held[identity.thread_id]
+        raise ExecutionBackendError(request.agent.name, f"its conversation is busy, in run {holder!r}")
+
+
+async def held_thread(store: Store, request: RunRequest, log: LiveLog) -> ThreadRecord | None:
+    """Hold the thread that a child continues, and return it; None if it has none."""
+    if not request.keeps_thread:
+        return None
+    await hold_thread(request, log)
+    return await store.load_thread(request.identity.thread_id)
+
+
+def _restore_text(sink: Sink | None, state: RunState) -> None:
+    """Replay the earlier text of a child to its sink, when the child is found again."""
+    restore_text = getattr(sink, "restore_text", None)
+    if restore_text is None:
+        return
+    for message in state.messages[state.own_from :]:
+        if message.role is Role.ASSISTANT and message.text:
+            restore_text(message.text)
+
+
+def _child_started(request: RunRequest, ns: Namespace) -> ChildStarted:
+    """Return the event of a child's start. It describes what the child is asked: its last user message, or the beginning."""
+    identity = request.identity
+    said = next((message.text for message in reversed(request.messages) if message.role is Role.USER), "")
+    return ChildStarted(
+        call_id=identity.parent_tool_call_id or "",
+        child_run_id=identity.run_id,
+        child_agent=identity.agent,
+        child_ns=ns,
+        description=said if len(said) <= DESCRIPTION else f"{said[: DESCRIPTION - 1]}…",
+    )
+
+
+def _asked_for(request: RunRequest, *, stored: bool) -> Any:
+    """Return the key that distinguishes the children of one call: agent, messages and seed."""
+    said = tuple([(message.role, message.parts) for message in request.messages])
+    asked = request.identity.agent, said, request.seed.extensions
+    return hashlib.blake2b(to_json_bytes(asked), digest_size=8).hexdigest() if stored else asked
+
+
 def check_child(parent: Execution, request: RunRequest) -> None:
     """Raise LimitReached if a limit forbids a child."""
     refusal = refuse_child(parent.log.tree, parent.state, parent.log.dispatching)
@@ -457,7 +505,7 @@ def _give_up(x: Execution) -> RunResult:
     """End a child that does not stop, or did not start, with all runs under it; return its result."""
     if x.result is None:
         if x.state.leg == 0:
-            begin(x, None)
+            begin_run(x, None)
         close_run(x.log, x.state, stopped(x))
     assert x.result is not None
     return x.result

@@ -365,10 +365,8 @@ class PersistedState(Struct, gc=False):
 Seed = PersistedState | Mapping[StateKey[Any, Any], Any]
 
 
-def as_persisted(seed: Seed | None) -> PersistedState:
+def as_persisted(seed: Seed) -> PersistedState:
     """Return the state that a caller gave as PersistedState."""
-    if seed is None:
-        return PersistedState()
     given: Any = seed
     if not isinstance(given, PersistedState):
         return PersistedState.of(given)

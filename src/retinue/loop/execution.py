@@ -1,21 +1,21 @@
-"""One run that executes in this process: its state, its agent, model, tools and hooks, and its end."""
+"""One run that executes in this process: its set-up from agent, model, plugins and state, its work, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from ..core.agents import Agent, Toolbox
-from ..core.content import clean_text
+from ..core.agents import Agent, Toolbox, linked_agents
+from ..core.content import clean_text, to_json_value
 from ..core.decisions import Decision
-from ..core.errors import IllegalMove, ToolCancelled
+from ..core.errors import ConfigurationError, IllegalMove, RecordUnreadable, ToolCancelled, UnknownAgent, UnknownKey
 from ..core.events import (
     ChildFinished,
     ErrorRaised,
@@ -26,24 +26,26 @@ from ..core.events import (
     StepFinished,
     ToolCallFinished,
 )
-from ..core.hooks import CONTEXTS, HookContext
+from ..core.hooks import CONTEXTS, HookContext, Registrar, registered
 from ..core.messages import Message, ToolCall
 from ..core.model import Model, ModelRequest
 from ..core.plugins import Phase
 from ..core.results import ToolCallStatus, ToolResult, ToolStatus
-from ..core.rows import Answer, Ending, Private
-from ..core.runs import ENDED, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
+from ..core.rows import Answer, Ending, Private, StoredRequest
+from ..core.runs import DEFAULT_LIMITS, ENDED, NO_LIMITS, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
-from ..core.tools import ToolDescriptor
+from ..core.stores import ThreadRecord
+from ..core.tools import Tool, ToolDescriptor
 from ..log.owned import LiveLog
-from ..log.state import CALL_NEW, RUNNING, ChildRef, RunState, message_id
+from ..log.state import CALL_NEW, NO_REQUEST, RUNNING, ChildRef, RunState, message_id
 from .budget import is_limited
-from .phases import HookTable
+from .phases import HookTable, shown
 from .tickets import tickets_of
 
 if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
+    from ..core.events import Namespace
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -281,6 +283,13 @@ class Execution:
             self.holding.discard(call_id)
             self.slots.give_back()
 
+    def thread(self) -> ThreadRecord:
+        """Return the thread as this run leaves it."""
+        run, state = self.state, self.store.export_scope("thread")
+        state.extensions = {**run.foreign, **state.extensions}
+        thread_id, user_id = run.identity.thread_id, run.identity.user_id
+        return ThreadRecord(thread_id=thread_id, user_id=user_id, messages=tuple(run.messages), state=state)
+
     def finish(self, ending: Ending) -> RunResult:
         """End the run or the leg: append its last events and return its result."""
         state = self.state
@@ -341,6 +350,186 @@ def result_of(
         messages=state.own_messages(),
         suspended=tickets_of(log.tree, state) if state.open_calls or state.tickets else {},
     )
+
+
+# --- setting a run up
+
+
+class Blueprint:
+    """The state keys, hooks and tools of an agent, collected from its plugins once for all its runs."""
+
+    __slots__ = ("_resolver", "descriptors", "hooks", "is_checked", "model", "state", "toolbox")
+
+    def __init__(self, agent: Agent, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self.state = StateStore()
+        registrars = [self.state.install(plugin) for plugin in agent.plugins]
+        self.hooks = HookTable(registrars)
+        self.toolbox = _toolbox(agent, registrars, resolver)
+        self.descriptors = self.toolbox.descriptors
+        self.is_checked = False
+        """True if the agents below this one are known to have models that can be used."""
+        self.model: Model | None = None
+        """The agent's own model, once it was asked for."""
+
+    def new_run(
+        self, request: RunRequest, log: LiveLog, parent: Execution | None = None, ns: Namespace = ()
+    ) -> Execution:
+        """Set up a new run. A mistake in the request raises here, and no event exists yet."""
+        x = self._execution(
+            request, RunState(request.identity, ns, _stored_request(request, log, parent is None)), log, parent
+        )
+        if request.seed.extensions:
+            x.store.apply_seed(request.seed)
+        return x
+
+    def continued_run(
+        self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None = None
+    ) -> Execution:
+        """Set up a run from its state, with the handoffs it made. Raises if something that it needs no longer exists."""
+        x = self._execution(request, state, log, parent)
+        for name in state.handoffs:
+            x.use(x.equip(x, name))
+        try:
+            x.store.restore(state.values, state.revision, as_json=x.is_stored)
+        except UnknownKey as exc:
+            raise RecordUnreadable(f"state key {exc.key!r}", "no plugin of this agent registers that key now") from exc
+        return x
+
+    def _execution(self, request: RunRequest, state: RunState, log: LiveLog, parent: Execution | None) -> Execution:
+        agent, limits, above = request.agent, state.request.limits, state.request.above
+        inherits_hooks = parent is not None and parent.hooks.inherited
+        hooks = self.hooks.below(parent.hooks) if parent and inherits_hooks else self.hooks
+        if parent is not None:
+            slots = parent.slots.below(limits)
+        elif above is None:
+            slots = _slots_of(limits)
+        else:
+            slots = _slots_of(above.limits).below(limits)
+            hooks = hooks.below(_hooks_of(agent.name, above.hooks_of, self._resolver))
+        equipment = Equipment(agent, self._model(request, parent), self.toolbox, self.descriptors, hooks)
+        equip = partial(_equip, agent)  # not a method of the run: a cycle would keep it in memory for a while
+        return Execution(request, state, equipment, self.state.empty_copy(), log, slots, equip, self._resolver)
+
+    def _model(self, request: RunRequest, parent: Execution | None) -> Model:
+        """Return the first model found in: `Runtime.override`, the request, the agent, the parent."""
+        agent = request.agent
+        if parent is not None:
+            request.override = parent.request.override
+        given = request.override or request.model
+        if given is not None:
+            return self._resolver.model_of(agent, given)
+        if parent is not None and agent.model is None:
+            return parent.model
+        if self.model is None:
+            self.model = self._resolver.model_of(agent)
+        return self.model
+
+
+def _slots_of(limits: Limits | None) -> Slots:
+    parallel = (limits or NO_LIMITS).with_defaults().parallel
+    assert parallel is not UNSET
+    return Slots(parallel)
+
+
+def _hooks_of(agent: str, names: tuple[str, ...], resolver: Resolver) -> HookTable:
+    """Return the inherited hooks for a placed run, whose parents are in another log."""
+    table = HookTable()
+    for name in names:
+        try:
+            plugins = resolver.agent(name).plugins
+        except UnknownAgent as exc:
+            advice = f"give this worker the agent {name!r} too, or set inherited=False on plugins meant for it alone"
+            problem = f"hooks of agent {name!r} hold for agent {agent!r} and this worker does not have them"
+            raise ConfigurationError(f"{problem}: {advice}") from exc
+        table = HookTable([registered(plugin) for plugin in plugins]).below(table)
+    return table
+
+
+def _toolbox(agent: Agent, registrars: list[Registrar], resolver: Resolver) -> Toolbox:
+    """Return an agent's own tools, those of its plugins, and the delegation tool for its sub-agents."""
+    tools: list[Tool] = [tool for registrar in registrars for tool in registrar.tools]
+    for target in agent.handoffs:
+        resolver.resolve(target)  # raises for an unknown name, before the model is offered the handoff
+    return agent.toolbox.extended([*tools, *agent.delegation_tools(resolver)])
+
+
+def _equip(first: Agent, x: Execution, name: str) -> Equipment:
+    """Return the equipment for a handoff to another agent; plugins that both agents have keep their state."""
+    agent = _agent_for_handoff(first, x, name)
+    registrars = [x.store.install_once(plugin) for plugin in agent.plugins]
+    toolbox = _toolbox(agent, registrars, x.resolver)
+    made = HookTable(registrars).below(x.hooks)  # inherited hooks of all agents that had the run before stay
+    keeps_model = agent.backend is None and (agent.model is None or x.request.override is not None)
+    model = x.model if keeps_model else x.resolver.model_of(agent)
+    return Equipment(agent, model, toolbox, toolbox.descriptors, made)
+
+
+def _agent_for_handoff(first: Agent, x: Execution, name: str) -> Agent:
+    """Return the handoff target: an agent object of the present agent, the run's first agent, or a registered agent."""
+    for agent in (*linked_agents(x.agent), first):
+        if agent.name == name:
+            return agent
+    return x.resolver.agent(name)
+
+
+def _stored_request(request: RunRequest, log: LiveLog, is_root: bool) -> StoredRequest:
+    """Return the part of a request that the log keeps. `problem` names what cannot be stored."""
+    limits = request.limits
+    if is_root and request.above is None:
+        limits = DEFAULT_LIMITS if limits is None else limits.with_defaults()
+    elif limits is None and request.timeout is None and not (is_root or request.keeps_thread or request.detached):
+        return NO_REQUEST  # as of most children
+    return StoredRequest(
+        limits=limits,
+        timeout=request.timeout,
+        keeps_thread=request.keeps_thread,
+        detached=request.detached,
+        above=request.above,
+        wakes=request.wakes,
+        call=request.call,
+        **(_as_json(request) if is_root and log.writer is not None else {}),
+    )
+
+
+def storable(request: RunRequest) -> StoredRequest:
+    """Return the part of a root run's request that is stored before it starts. `problem` names what cannot be stored."""
+    return StoredRequest(
+        limits=request.limits,
+        timeout=request.timeout,
+        keeps_thread=request.keeps_thread,
+        above=request.above,
+        wakes=request.wakes,
+        call=request.call,
+        **_as_json(request),
+    )
+
+
+def _as_json(request: RunRequest) -> dict[str, Any]:
+    """Return the stored forms of the context and the model, and why the model has none."""
+    context = _checked_context(request.context)
+    if request.model is None or isinstance(request.model, str):
+        return {"context": context, "model": request.model}
+    return {"context": context, "problem": "its model was given as an object"}
+
+
+def _checked_context(context: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored form of a run's context; raise if it would not be read back as the same value."""
+    checked: dict[str, Any] = {}
+    for name, value in context.items():
+        try:
+            as_json = to_json_value({name: value})
+        except Exception as exc:
+            raise _not_storable(name, str(exc)) from exc
+        if as_json != {name: value}:
+            raise _not_storable(name, f"{shown(value)} would be read back as {shown(as_json.get(name))}")
+        checked.update(as_json)
+    return checked
+
+
+def _not_storable(name: str, problem: str) -> ConfigurationError:
+    advice = "give tools such objects in a closure"
+    return ConfigurationError(f"context {name!r} cannot be stored with the run: {problem}; {advice}")
 
 
 # --- closing calls and runs that will not continue, and starting another leg

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,11 +30,12 @@ from ..core.output import OUTPUT_TRIES
 from ..core.results import error_with_code
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
-from ..core.state import Snapshot
+from ..core.state import Snapshot, UnknownKeyPolicy
+from ..core.stores import ThreadRecord
 from ..log.state import CALL_NEW, CallState, is_runnable, next_move, with_ids
 from .budget import Reached, limit_reached, reached, time_left
-from .calls import end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
-from .execution import Execution, close_calls
+from .calls import context_for, end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
+from .execution import Execution, close_calls, result_of
 from .grants import widen_budget
 from .hooked import run_hooked_call
 from .phases import SIGNALS, carry_out, jobs_left, run_phase
@@ -299,28 +301,43 @@ def _decided_ending(x: Execution) -> Ending:
     return ending
 
 
-def begin_run(
-    x: Execution,
-    messages: tuple[Message, ...],
-    history: tuple[Message, ...] = (),
-    foreign: dict[str, Any] | None = None,
-) -> None:
-    """Append the first rows of a new run: its input, the earlier conversation, and the initial state."""
-    identity = x.identity
-    values = x.store.values(as_json=x.is_stored)
+def begin_run(x: Execution, thread: ThreadRecord | None) -> None:
+    """Append the first rows of a new run: its input, the conversation of its thread if there is one, its initial state."""
+    identity, store = x.identity, x.store
+    history, foreign = (), {}
+    if thread is not None:
+        store.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
+        store.apply_seed(x.request.seed)
+        history = thread.messages
+        foreign = {name: value for name, value in thread.state.extensions.items() if store.key(name) is None}
+    values = store.values(as_json=x.is_stored)
     x.emit(
         RunStarted(
             thread_id=identity.thread_id,
             parent_tool_call_id=identity.parent_tool_call_id,
-            messages=with_ids(messages, identity.run_id),
+            messages=with_ids(x.request.messages, identity.run_id),
             continues=bool(history),
         ),
-        Private(identity=identity, request=x.state.request, values=values, foreign=foreign or {}),
+        Private(identity=identity, request=x.state.request, values=values, foreign=foreign),
     )
     if history:
         x.emit(MessagesSnapshot(messages=history))
-    if values and (state := x.store.export_persisted()).extensions:
+    if values and (state := store.export_persisted()).extensions:
         x.emit(StateSnapshot(revision=state.revision, state=state.extensions))
+
+
+async def continue_tasks(x: Execution) -> None:
+    """Continue the background tasks that a run had when its process died."""
+    for agent in dict.fromkeys(x.agents):
+        await agent.resume_tasks(x.identity, partial(context_for, x))
+
+
+def result_again(x: Execution) -> RunResult:
+    """Return the result of an ended or suspended run, from its state."""
+    state, form = x.state, x.agent.output_format
+    output = state.output if form is None or state.output is None else form.decode(state.output)
+    ending = SUSPENDED if state.status is RunStatus.SUSPENDED else state.ending or Ending(state.status, "error")
+    return result_of(x.log, state, ending, state.response(), x.store, output)
 
 
 async def execute_run(x: Execution, at_time_limit: Callable[[], object] | None = None) -> RunResult:

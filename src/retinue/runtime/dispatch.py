@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from ..backends.setup import storable
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.concurrency import CancellationToken, Jobs, join
@@ -24,6 +23,7 @@ from ..core.rows import StoredRequest
 from ..core.runs import RunIdentity, RunResult, unique
 from ..core.stores import Placement, RunRecord, WhenBusy
 from ..core.tools import check_queue
+from ..loop.execution import storable
 from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..backends.setup import begin, continue_tasks, result_again, thread_after
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.concurrency import GRACE, CancellationToken, Jobs, join, wait_for_first
@@ -30,7 +29,7 @@ from ..log.writer import LogWriter
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.leaving import is_idle
 from ..loop.placed_call import execute_call
-from ..loop.run import execute_run, stop_run, stopped
+from ..loop.run import begin_run, continue_tasks, execute_run, result_again, stop_run, stopped
 from ..loop.tickets import match_decisions, waits_for
 from .inbox import carry_out, encode_start, store_cancel
 
@@ -183,7 +182,7 @@ class LiveRun:
                 is_stopped = True
         self._is_begun = True
         home.backend.enter(x)
-        begin(x, thread)
+        begin_run(x, thread)
         if problem is not None and not is_stopped:
             return await self._fail(f"it cannot be continued: {problem}")
         return stop_run(x) if is_stopped else await self._execute(x)
@@ -292,7 +291,7 @@ class LiveRun:
         threads: tuple[ThreadUpdate, ...] = ()
         keeps_thread = self._keeps_thread and (self.request.above is None or self.request.keeps_thread)
         if ended and keeps_thread and x is not None and x.state.leg:
-            threads = (ThreadUpdate(thread_after(x), x.state.own_from),)
+            threads = (ThreadUpdate(x.thread(), x.state.own_from),)
         self.record.result, self.record.queued = result, False
         self.may_wake = ended and bool(self._waking_agents())
         await self.home.registry.stop_abandoned(self.log.tree)

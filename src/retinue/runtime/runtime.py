@@ -20,7 +20,7 @@ from ..core.events import AnyEvent, Sink, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
-from ..core.state import Seed, as_persisted
+from ..core.state import PersistedState, Seed, as_persisted
 from ..core.stores import Durability, Retention, Store, WhenBusy
 from ..log.ownership import LEASE
 from ..log.state import RunState
@@ -317,7 +317,7 @@ class Runtime:
             agent=spec,
             identity=identity,
             messages=as_input(input),
-            seed=as_persisted(state),
+            seed=PersistedState() if state is None else as_persisted(state),
             # With an engine the worker, which has the agent, narrows its limits.
             limits=limits if dispatcher is not None else limits_of_run(spec.limits, limits, over_network=False),
             cancellation=CancellationToken(),
@@ -325,13 +325,14 @@ class Runtime:
             model=model,
             digest=digest or "",
         )
+        heard = as_sinks(sinks, "run") if sinks != () else ()
         if dispatcher is not None:
-            if as_sinks(sinks, "run"):
+            if heard:
                 raise ConfigurationError("sinks are called where a run works: give them to the Runtime of the workers")
             return dispatcher.start(request, when_busy, queue=queue or spec.queue, priority=priority, delay=delay)
         if queue is not None or priority or delay:
             raise ConfigurationError("queue, priority and delay are for runs on an engine: Runtime.open(…, engine=…)")
-        return self._runs.start(request, as_sinks(sinks, "run"), when_busy, new_thread=thread_id is None)
+        return self._runs.start(request, heard, when_busy, new_thread=thread_id is None)
 
     # --- schedules
 
