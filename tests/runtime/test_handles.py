@@ -32,8 +32,9 @@ async def test_both_handles_show_the_same_names_and_no_internals() -> None:
     assert names(run) - PUBLIC == {"ended", "follow", "place", "stored"}
     assert names(child) - PUBLIC == {"call_id", "name", "ns"}
     assert {name for name in dir(Runtime) if not name.startswith("_")} == {
-        "agents", "cancel", "cancel_task", "close", "events", "fork", "load", "log", "messages", "open", "override", "parts", "recover", "result", "resume", "resume_sync",
-        "run", "run_sync", "schedule", "schedules", "state_at", "store", "stream", "stream_resume", "stream_sync", "unschedule",
+        "agents", "cancel", "cancel_task", "close", "events", "fork", "load", "log", "messages", "name_thread", "open", "override", "parts", "recover", "result", "resume", "resume_sync",
+        "run", "run_sync", "schedule", "schedules", "state_at", "store", "stream", "stream_resume", "stream_sync", "threads", "unschedule",
+        "watch_threads",
     }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ SOCKETS = ("/api/v1/runs/{run_id}/events", "/api/v1/threads/{thread_id}/events",
 BODIES: dict[str, Any] = {
     "StartRun": {"agent": "speaker", "input": "x"},
     "Decisions": {"decisions": {"pay_1": {"action": "resume", "payload": {"approved": True}}}},
+    "PatchThread": {"title": "x"},
     "ForkRun": {"after": 1, "input": "x"},
     "TaskSubmission": {"task_id": "errand-2", "agent_id": "boss", "input": "go", "context": {}},
 }

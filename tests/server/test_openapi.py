@@ -19,7 +19,7 @@ from .serving import asking
 from .test_access import SOCKETS, attempt, filled, knock, world
 
 ROOT = Path(__file__).parents[2]
-ORDER = {"PUT": 0, "GET": 1, "POST": 2, "DELETE": 3}
+ORDER = {"PUT": 0, "GET": 1, "POST": 2, "PATCH": 2, "DELETE": 3}
 
 
 def check(description: dict[str, Any], method: str, path: str, status: int, body: Any) -> None:

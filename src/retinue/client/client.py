@@ -17,11 +17,12 @@ from ..core.events import AnyEvent
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
+from ..core.stores import ThreadSummary
 from ..runtime.run import Run, check_loop, check_place
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
 from ..wire.parts import Mode, StreamPart, parts_of
-from ..wire.resources import decisions_json
+from ..wire.resources import decisions_json, thread_from_json
 from .connection import Connection, encode_body
 from .runs import RemoteRun, RemoteRuns, Request, result_or_cancel
 
@@ -218,6 +219,15 @@ class Client:
         Like `events`, it ends when the run and every task under it have ended.
         """
         return parts_of(self.events(run_id), modes, check_place(after))
+
+    async def threads(self, *, status: str | None = None, search: str | None = None) -> list[ThreadSummary]:
+        """Return the user's threads, the one used last first: those that stand like this, or have this text in their titles."""
+        wanted = {name: value for name, value in {"status": status, "q": search}.items() if value is not None}
+        return [thread_from_json(one) for one in await self._runs.items("threads", **wanted)]
+
+    async def name_thread(self, thread_id: str, title: str) -> None:
+        """Set the title of a thread."""
+        await self._runs.name_thread(thread_id, title)
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation of a thread, without messages that only the model reads."""

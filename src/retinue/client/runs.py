@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec.structs import replace
@@ -154,12 +154,15 @@ class RemoteRuns:
 
     # --- lists
 
-    async def items(self, path: str) -> list[dict[str, Any]]:
+    async def name_thread(self, thread_id: str, title: str) -> None:
+        await self._connection.ask("PATCH", f"threads/{quote(thread_id, safe='')}", encode_body({"title": title}))
+
+    async def items(self, path: str, **query: str) -> list[dict[str, Any]]:
         """Return a list of the server, page after page."""
         items: list[dict[str, Any]] = []
-        cursor = ""
+        cursor, wanted = "", urlencode(query | {"limit": 1000})
         while True:
-            _, page = await self._connection.ask("GET", f"{path}?limit=1000{cursor}")
+            _, page = await self._connection.ask("GET", f"{path}?{wanted}{cursor}")
             items += page["items"]
             if page["next_cursor"] is None:
                 return items

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from msgspec import Struct, field
 
 from .events import Event
-from .messages import Message
+from .messages import Message, Role
 from .rows import LogRow
-from .runs import RunIdentity, RunResult, RunStatus
+from .runs import RunIdentity, RunResult, RunStatus, Usage
 from .state import PersistedState
 
 Durability = Literal["process", "full"]
@@ -43,13 +43,51 @@ Place = tuple[float, str]
 """A place in a list that is sorted by time, then by id."""
 
 
+STATUSES = ("waiting", "running", "queued", "failed", "completed")
+"""The statuses of a log in lists of threads, the most urgent first. A cancelled run counts as completed."""
+OPEN = 3
+"""The number of statuses, from the first one, of logs that have not ended."""
+IDLE = "idle"
+"""The status of a thread without a run."""
+TITLE = 200
+"""The most characters of the title of a thread."""
+
+
+def title_of(messages: Iterable[Message]) -> str:
+    """Return the title of a conversation: the beginning of the first text that its user has sent."""
+    said = (" ".join(message.text.split()) for message in messages if message.role is Role.USER)
+    return next((text for text in said if text), "")[:TITLE]
+
+
+class LogSummary(Struct, frozen=True, kw_only=True, gc=False):
+    """A root run and everything under it, as the lists of threads count it."""
+
+    status: str = "running"
+    """One of STATUSES."""
+    questions: int = 0
+    """The questions that nobody has answered yet, at any depth."""
+    children: int = 0
+    """The runs under it that have not ended."""
+    usage: Usage = Usage()
+
+
 class ThreadSummary(Struct, frozen=True, kw_only=True):
-    """A thread as lists show it."""
+    """A thread as lists show it. Status, questions and children are those of all its logs that have not ended."""
 
     thread_id: str
     user_id: str | None = None
     used_at: float
     """The start of its newest run, or the time at which it was created."""
+    title: str = ""
+    """The first text of its user, or the title that was given to it."""
+    status: str = IDLE
+    """The most urgent status of its logs that have not ended; else that of its newest run."""
+    questions: int = 0
+    children: int = 0
+    usage: Usage = Usage()
+    """The usage of all its runs so far, also of those that were pruned."""
+    changed_at: float = 0.0
+    """When any of this changed, by the store's clock; 0 in a store that keeps nothing."""
 
 
 class RunRecord(Struct, kw_only=True, gc=False):
@@ -62,6 +100,10 @@ class RunRecord(Struct, kw_only=True, gc=False):
     """True if it waits for its thread."""
     log_id: str = ""
     """The log it is in: its own id if it is a root."""
+    title: str = ""
+    """Of a new root run: the title for its thread, if that has none."""
+    summary: LogSummary = LogSummary()
+    """Of a root run, in a store that keeps nothing: how its log stands."""
 
     @property
     def has_ended(self) -> bool:
@@ -89,6 +131,14 @@ class Reply(Struct, frozen=True):
     body: bytes
 
 
+class SummaryUpdate(Struct, frozen=True):
+    """How a log stands, for the lists of the thread of its root run."""
+
+    thread_id: str
+    user_id: str | None
+    summary: LogSummary
+
+
 class LogBatch(Struct, kw_only=True):
     """Everything that the owner of a log writes in one transaction."""
 
@@ -99,6 +149,7 @@ class LogBatch(Struct, kw_only=True):
     runs: Sequence[RunRecord] = ()
     """Runs of the log whose status has changed: its root, and background children."""
     threads: Sequence[ThreadUpdate] = ()
+    summary: SummaryUpdate | None = None
     replies: Sequence[Reply] = ()
     left: Sequence[str] = ()
     """Held threads to release: no child of the log needs them any more."""
@@ -210,11 +261,22 @@ class Store(Protocol):
         user_id: str | None = None,
         *,
         thread_id: str | None = None,
+        status: str | None = None,
+        search: str | None = None,
+        changed_after: float | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
-        """Return the threads that were created or carry root runs, the one used last first; `thread_id`: only that one."""
+        """Return the threads that were created or carry root runs, the one used last first; `thread_id`: only that one.
+
+        `search`: only those with this text in their titles, in upper or lower case. `changed_after`: only those whose
+        summaries have changed since that time of the store's clock; a store that keeps nothing returns all.
+        """
+        ...
+
+    async def name_thread(self, thread_id: str, title: str) -> bool:
+        """Set the title of a thread; return False if there is none."""
         ...
 
     async def create_thread(self, record: ThreadRecord) -> bool:
@@ -243,6 +305,8 @@ class Watch(Protocol):
 
 WISHES = "wishes"
 """The topic of all inboxes."""
+THREADS = "threads of "
+"""With the id of a user: the topic of the summaries of this user's threads."""
 LEGS = "legs"
 """The topic of legs that wait for a worker, or for any process if no engine schedules them."""
 

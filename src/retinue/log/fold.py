@@ -206,6 +206,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
             run.blocked = None
         for message in event.messages:
             _join(run, message)
+    tree.open[event.run_id] = run
     run.leg += 1
     run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at
     for answer in p.answers:
@@ -237,10 +238,8 @@ def _hand_down(tree: LogState, run: RunState, path: tuple[str, ...], decision: D
 
 def _note_question(tree: LogState, run: RunState, call: CallState) -> None:
     """Note the ticket of a suspended call: its own question, or that its children wait."""
-    children = [tree.runs.get(ref.run_id) for ref in call.children.values()]
-    stands_in = any(child is not None and child.waits and not child.request.detached for child in children)
     if call.ticket is not None:
-        run.note_asked((call.call.id,), call.ticket.id, stands_in=stands_in)
+        run.note_asked((call.call.id,), call.ticket.id, stands_in=tree.stands_in(call))
 
 
 def _messages_snapshot(tree: LogState, run: RunState, event: MessagesSnapshot, p: Private | None) -> None:
@@ -446,6 +445,7 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
     if event.status in WAITING:
         run.refused = event.error
     if event.status in ENDED:
+        tree.open.pop(run.run_id, None)
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
     if p is not None:
         _commit(run, p)

@@ -97,7 +97,7 @@ class LiveLog:
         self._feeds: defaultdict[str, Feed] | None = None
         """The events of each run, filled when the first follower of a single run comes."""
         if writer is not None:
-            writer.on_stored = self._wake_stored
+            writer.on_stored, writer.tree = self._wake_stored, self.tree
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a follower must get the next event at once."""
 

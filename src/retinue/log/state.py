@@ -24,6 +24,7 @@ from ..core.results import CALL_MOVES, SuspendTicket, ToolCallStatus
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
 from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity, RunStatus, Usage
+from ..core.stores import LogSummary
 
 
 class _Empty(dict[Any, Any]):
@@ -314,6 +315,8 @@ class LogState:
     """The fold of a log: its runs and tasks."""
 
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
+    open: dict[str, RunState] = field(default_factory=dict[str, RunState])
+    """The runs that have begun and not ended, by id."""
     tasks: dict[str, TaskState] = EMPTY
     grants: dict[str, Grant] = EMPTY
     """The grants of open children on other workers and servers, by run id."""
@@ -368,6 +371,31 @@ class LogState:
     def children_of(self, run: RunState) -> Iterator[RunState]:
         """Return the children that have started."""
         return (self.runs[run_id] for run_id in list(run.children) if run_id in self.runs)
+
+    def stands_in(self, call: CallState) -> bool:
+        """Return whether a suspended call waits for the questions of its children, not for one of its own."""
+        children = [self.runs.get(ref.run_id) for ref in call.children.values()]
+        return any(child is not None and child.waits and not child.request.detached for child in children)
+
+    def summary(self) -> LogSummary:
+        """Return what lists of threads show of a log whose root has begun. It takes time for each run that is open."""
+        root = next(iter(self.runs.values()))
+        questions = sum(self._questions_of(run) for run in self.open.values())
+        if questions or root.waits:
+            status = "waiting"
+        elif self.open or any(task.is_open for task in self.tasks.values()):
+            status = "running"
+        else:
+            status = "completed" if root.status in (RunStatus.COMPLETED, RunStatus.CANCELLED) else "failed"
+        children = len(self.open) - (root.run_id in self.open)
+        return LogSummary(status=status, questions=questions, children=children, usage=root.total)
+
+    def _questions_of(self, run: RunState) -> int:
+        """Return how many questions a run asks."""
+        if run.waits and run.tickets:  # it is elsewhere
+            return len(run.tickets)
+        asking = [call for call in run.calls.values() if call.status is CALL_SUSPENDED and call.ticket is not None]
+        return sum(1 for call in asking if not self.stands_in(call))
 
     def has_open_tasks(self) -> bool:
         """Return whether background tasks are open, here or in the log of a run elsewhere that has ended."""

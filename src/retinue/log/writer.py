@@ -9,15 +9,19 @@ from math import inf
 
 from ..core.concurrency import Backoff
 from ..core.errors import OwnershipLost, RetinueError, StoreError
+from ..core.events import Event, RunFinished, RunStarted, TaskUpdated, ToolCallFinished, ToolCallResumed
 from ..core.processes import boot_seconds
 from ..core.rows import LogRow
-from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, ThreadUpdate
+from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, SummaryUpdate, ThreadUpdate
+from .state import LogState
 
 _log = logging.getLogger(__name__)
 
 GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
 """Seconds for which rows are gathered if no barrier waits for them: at least, for each log that gathers, and at
 most. Many logs are thus written in fewer, larger transactions."""
+CHANGING: frozenset[type[Event]] = frozenset({RunStarted, RunFinished, ToolCallFinished, ToolCallResumed, TaskUpdated})
+"""The events that can change how a log stands, but for its usage."""
 MOST_TOGETHER = 500
 """Logs that are written in one turn of the event loop."""
 
@@ -80,6 +84,10 @@ class LogWriter:
         self.stored_seq = 0
         """The number of the last event that this process has stored."""
         self.on_stored: Callable[[], None] | None = None
+        self.tree: LogState | None = None
+        """The state after all rows so far."""
+        self._counts: tuple[str, int, int] | None = ("running", 0, 0) if epoch == 1 else None
+        """The status, the questions and the children that are stored, if this process knows them. A run begins as running."""
 
     def notify(self) -> None:
         """Store the rows soon, without waiting."""
@@ -160,8 +168,21 @@ class LogWriter:
         batch, self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch), None
         batch.rows = self.rows[:]
         self.rows.clear()
+        batch.summary = self._changed_summary(batch)
         waiting, self._waiting = self._waiting, []
         self._send(batch, waiting)
+
+    def _changed_summary(self, batch: LogBatch) -> SummaryUpdate | None:
+        """Return how the log stands after a batch; None if that is as before, but for usage, or the root has not begun."""
+        if self.tree is None or not self.tree.runs or not any(row.event.__class__ in CHANGING for row in batch.rows):
+            return None
+        summary = self.tree.summary()
+        counts = summary.status, summary.questions, summary.children
+        if counts == self._counts:
+            return None
+        self._counts = counts
+        identity = next(iter(self.tree.runs.values())).identity
+        return SummaryUpdate(identity.thread_id, identity.user_id, summary)
 
     def _send(self, batch: LogBatch, waiting: list[asyncio.Future[None]]) -> None:
         self._is_writing = True

@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError, RetinueError, ThreadBusy
 from ..core.messages import Message, as_messages
 from ..core.rows import StoredRequest
 from ..core.runs import RunIdentity, RunResult, unique
-from ..core.stores import Placement, RunRecord, WhenBusy
+from ..core.stores import Placement, RunRecord, WhenBusy, title_of
 from ..core.tools import check_queue
 from ..loop.execution import storable
 from ..storage.depths import unserved
@@ -114,7 +114,9 @@ class Dispatcher:
     ) -> tuple[RunRecord, asyncio.Future[str | None]]:
         """Store a run for workers; return its record, and what `begin_run` of the store returns."""
         identity, start = request.identity, encode_start(request, _checked(request))
-        record = RunRecord(identity=identity, started_at=self._runs.clock(), log_id=identity.run_id)
+        record = RunRecord(
+            identity=identity, started_at=self._runs.clock(), log_id=identity.run_id, title=title_of(request.messages)
+        )
         return record, self.store.begin_run(record, start, None, 0.0, when_busy, placement, saved_at)
 
     async def begin_placed(

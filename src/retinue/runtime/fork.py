@@ -12,7 +12,7 @@ from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, UnknownRun
 from ..core.messages import Message
 from ..core.rows import LogRow, Private
-from ..core.stores import Placement, RunRecord, ThreadRecord
+from ..core.stores import Placement, RunRecord, ThreadRecord, title_of
 from ..log.fold import fold_all
 from ..log.fork import Copy, check_place
 from ..log.state import LogState, RunState, with_ids
@@ -98,7 +98,8 @@ async def _store_copy(
     runs: LocalRuns, copy: Copy, tree: LogState, state: RunState, request: RunRequest, placement: Placement | None
 ) -> LiveRun:
     identity, now, owner = state.identity, runs.clock(), runs.owner
-    record = RunRecord(identity=identity, started_at=now, log_id=identity.run_id)
+    title = title_of((*state.messages[: state.own_from], *request.messages))
+    record = RunRecord(identity=identity, started_at=now, log_id=identity.run_id, title=title)
     before = {run.identity.thread_id: tuple(run.messages[: run.own_from]) for run in tree.runs.values() if run.own_from}
     for thread_id, history in before.items():
         await runs.store.save_thread(ThreadRecord(thread_id=thread_id, user_id=identity.user_id, messages=history))

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
@@ -29,7 +30,17 @@ from ..core.errors import (
 from ..core.events import Event, Sink
 from ..core.messages import Message
 from ..core.runs import RunResult, RunStatus
-from ..core.stores import DurableStore, RunRecord, Store, WhenBusy
+from ..core.stores import (
+    THREADS,
+    DurableStore,
+    LogSummary,
+    RunRecord,
+    Store,
+    ThreadSummary,
+    Watch,
+    WhenBusy,
+    title_of,
+)
 from ..log.owned import LendSlot, LiveLog
 from ..log.ownership import Owner
 from ..log.state import LogState, with_ids
@@ -52,6 +63,13 @@ KEPT_LOGS = 100
 
 Accepted = Callable[[RunRecord, Opened], None]
 """Called when a run was answered, with its log and the place of its new leg."""
+
+
+class _Look:
+    """Watches what only this process changes: by looking, as often as anybody needs to know it."""
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.1))
 
 
 class LocalRuns:
@@ -128,7 +146,9 @@ class LocalRuns:
         writer = None if self.owner is None else LogWriter(identity.run_id, self.owner.store)
         log = self.make_log(writer, sinks=sinks)
         x = self.backend.open(request, log)
-        record = RunRecord(identity=identity, started_at=self.clock(), log_id=identity.run_id)
+        record = RunRecord(
+            identity=identity, started_at=self.clock(), log_id=identity.run_id, title=title_of(request.messages)
+        )
         run = self.add(LiveRun(self, request, log, record, writer, x), stored=False)
         run.is_new_thread, run.thread_saved_at = new_thread, saved_at
         if self.owner is None:
@@ -166,6 +186,17 @@ class LocalRuns:
         """Return the runs of this process that have a thread or wait for it; without a store, the first has it."""
         known = list(self._live.values())  # at once: another thread may add runs
         return [run for run in known if run.record.identity.thread_id == thread_id and not run.left.is_set()]
+
+    async def threads(self, user_id: str | None = None, **wanted: Any) -> list[ThreadSummary]:
+        """Return the threads that match, as `list_threads` of the store does."""
+        if self.owner is None:
+            for run in list(self._live.values()):
+                _summarise(run)
+        return await self.store.list_threads(user_id, **wanted)
+
+    def watch_threads(self, user_id: str) -> AbstractContextManager[Watch]:
+        """Watch the summaries of a user's threads."""
+        return nullcontext(_Look()) if self.owner is None else self.owner.store.watch(f"{THREADS}{user_id}")
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation that the ended runs of a thread left, then the input of each run that has not ended."""
@@ -206,6 +237,7 @@ class LocalRuns:
             if self._live.get(run.run_id) is run:
                 del self._live[run.run_id]
             return
+        _summarise(run)
         self._over[run.run_id] = None
         while len(self._over) > KEPT_LOGS:
             oldest = next(iter(self._over))
@@ -448,3 +480,9 @@ async def _result_for(run: LiveRun, given: CancellationToken, timeout: float | N
                 with contextlib.suppress(RetinueError):
                     await run.cancel(given.reason or "cancelled")
             raise
+
+
+def _summarise(run: LiveRun) -> None:
+    """Note in the record of a run how its log stands, where no writer stores that."""
+    record, tree = run.record, run.log.tree
+    record.summary = tree.summary() if tree.runs else LogSummary(status="queued" if record.queued else "running")

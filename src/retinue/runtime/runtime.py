@@ -21,7 +21,7 @@ from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
 from ..core.state import PersistedState, Seed, as_persisted
-from ..core.stores import Durability, Retention, Store, WhenBusy
+from ..core.stores import Durability, Place, Retention, Store, ThreadSummary, Watch, WhenBusy
 from ..log.ownership import LEASE
 from ..log.state import RunState
 from ..models.prices import Price
@@ -424,6 +424,38 @@ class Runtime:
         """
         said = () if input is None else as_input(input)
         return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
+
+    async def threads(
+        self,
+        user_id: str | None = None,
+        *,
+        thread_id: str | None = None,
+        status: str | None = None,
+        search: str | None = None,
+        changed_after: float | None = None,
+        limit: int | None = None,
+        before: Place | None = None,
+        unowned: bool = False,
+    ) -> list[ThreadSummary]:
+        """Return the threads of root runs, the one used last first, as `list_threads` of the store selects them."""
+        return await self._runs.threads(
+            user_id,
+            thread_id=thread_id,
+            status=status,
+            search=search,
+            changed_after=changed_after,
+            limit=limit,
+            before=before,
+            unowned=unowned,
+        )
+
+    async def name_thread(self, thread_id: str, title: str) -> bool:
+        """Set the title of a thread; return False if there is none."""
+        return await self.store.name_thread(thread_id, title)
+
+    def watch_threads(self, user_id: str) -> contextlib.AbstractContextManager[Watch]:
+        """Watch a user's threads: a wait ends when one of those that `threads` returns may have changed."""
+        return self._runs.watch_threads(user_id)
 
     async def messages(self, thread_id: str) -> tuple[Message, ...]:
         """Return the conversation of a thread: what ended runs left, then the input of each run that has not ended."""

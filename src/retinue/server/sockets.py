@@ -30,10 +30,13 @@ from .http import (
 from .service import Service
 from .shape_errors import explain
 from .streams import EventsQuery, ServerCloses, open_run, open_thread
+from .thread_changes import thread_changes
 
 RESTART, GOING_WRONG, FORBIDDEN = 1012, 1011, 1008
 _CLOSING = RESTART, "connect again"
 _MOST_SUBSCRIPTIONS = 256
+THREADS = "threads"
+"""The subscription that follows the list of threads, not one run or thread."""
 _BEAT = b'{"beat":true}'
 _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
 """The errors that a socket raises once the client has left, or it was closed here."""
@@ -181,7 +184,8 @@ async def _send(socket: WebSocket, data: bytes) -> None:
 
 
 class Subscriptions:
-    """Many runs and threads over one socket. Each message of the server names the subscription it belongs to.
+    """Many runs and threads over one socket, and the list of threads. Each message of the server names the subscription it
+    belongs to.
 
     `{"subscription": name, "id": …, "event": …}`, `{"subscription": name, "ended": true}`, or `{"subscription": name,
     "error": {"detail", "code"}}`. One task a subscription sends; the socket takes one message at a time.
@@ -241,8 +245,11 @@ class Subscriptions:
     async def _follow(self, name: str, request: Request) -> None:
         try:
             self._service.limits.count_request(self._user.id)
+            if request == Request(subscribe=THREADS):
+                return await self._follow_threads(name)
             if (request.run_id is None) == (request.thread_id is None):
-                raise ApiError(422, "invalid", "a subscription names either a run_id or a thread_id")
+                problem = f"a subscription names either a run_id or a thread_id, or is called {THREADS!r}"
+                raise ApiError(422, "invalid", problem)
             names = {"run_id": request.run_id, "thread_id": request.thread_id}
             opened: Any = await _open(self._service, self._user, request.query(), **names)
             async with contextlib.aclosing(opened):
@@ -256,6 +263,12 @@ class Subscriptions:
             await self._tell(name, error=msgspec.json.decode(bytes(error_response(exc).body)))
         finally:
             self._tasks.pop(name, None)
+
+    async def _follow_threads(self, name: str) -> None:
+        """Send what changes in the list of the user's threads."""
+        async with contextlib.aclosing(thread_changes(self._service, self._user)) as changes:
+            async for thread in changes:
+                await self._tell(name, **({"caught_up": True} if thread is None else {"thread_updated": thread}))
 
     async def _tell(self, name: str | None, **more: Any) -> None:
         await self._send(msgspec.json.encode({"subscription": name, **more}))

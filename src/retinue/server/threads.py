@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from starlette.responses import Response
 
 from ..core.messages import Visibility
 from ..core.runs import unique
-from ..core.stores import ThreadRecord
-from ..wire.resources import CreateThread, iso, message_json, page_json
-from ..wire.shapes import Items, MessageShape, NewThread, QuestionShape, ThreadShape, ThreadState
-from ..wire.snapshot import SnapshotTree
+from ..core.stores import TITLE, ThreadRecord, ThreadSummary
+from ..wire.resources import CreateThread, PatchThread, message_json, page_json, thread_json
+from ..wire.shapes import Items, MessageShape, NewThread, OneThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoints, Page
 from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
-from .service import Service, check_chosen
+from .service import check_chosen
 from .streams import EventsQuery, EventStream, open_thread
 
+ThreadStatusName = Literal["idle", "waiting", "running", "queued", "failed", "completed"]
 _THREAD = "/api/v1/threads/{thread_id}"
 endpoint = Endpoints()
 
@@ -46,41 +47,54 @@ async def own_thread(call: Call) -> str:
     return thread_id
 
 
-@endpoint("GET", "/api/v1/threads", query=Page, returns=Items[ThreadShape])
+class ThreadsQuery(Page, frozen=True):
+    """The query of a list of threads."""
+
+    q: Annotated[str, Meta(max_length=TITLE)] | None = None
+    """Only threads with this text in their titles, in upper or lower case."""
+    status: ThreadStatusName | None = None
+
+
+@endpoint("GET", "/api/v1/threads", query=ThreadsQuery, returns=Items[ThreadShape])
 async def list_threads(call: Call) -> Any:
     """List the threads of root runs, the one used last first."""
-    query: Page = call.query
-    found = await call.runtime.store.list_threads(
-        limit=query.limit + 1, before=cursor_of(query.cursor), **call.service.filters(call.user)
+    query: ThreadsQuery = call.query
+    found = await call.runtime.threads(
+        status=query.status,
+        search=query.q,
+        limit=query.limit + 1,
+        before=cursor_of(query.cursor),
+        **call.service.filters(call.user),
     )
     shown, cursor = page_after(found, query.limit, lambda one: (one.used_at, one.thread_id))
-    items = [await _thread_json(call.service, one.thread_id, one.user_id, one.used_at) for one in shown]
-    return page_json(items, cursor)
+    return page_json([thread_json(one) for one in shown], cursor)
 
 
-async def _thread_json(service: Service, thread_id: str, user_id: str | None, used_at: float | None) -> dict[str, Any]:
-    """Return a thread with its newest run, and the numbers of its children and open questions."""
-    newest = await service.runtime.store.list_runs(thread_id, limit=1)
-    tree = await tree_of(service, newest[0]) if newest else SnapshotTree()
-    return {
-        "thread_id": thread_id,
-        "user_id": user_id,
-        "used_at": iso(used_at),
-        "run": await shown_run(service, newest[0]) if newest else None,
-        "status": newest[0].status if newest else "idle",
-        "title": "" if tree.root is None else tree.root.task[:200],
-        "children": max(len(tree.runs) - 1, 0),
-        "questions": len(tree.questions()),
-    }
-
-
-@endpoint("GET", _THREAD, returns=ThreadShape)
+@endpoint("GET", _THREAD, returns=OneThread)
 async def get_thread(call: Call) -> Any:
     """Show a thread and its newest run."""
+    return await _shown(call, await own_thread(call))
+
+
+@endpoint("PATCH", _THREAD, scope="run", body=PatchThread, returns=OneThread)
+async def name_thread(call: Call) -> Any:
+    """Set the title of a thread."""
+    body: PatchThread = call.body
     thread_id = await own_thread(call)
-    listed = await call.runtime.store.list_threads(thread_id=thread_id)
-    used_at = listed[0].used_at if listed else None  # that of a child is not listed
-    return await _thread_json(call.service, thread_id, call.user.id, used_at)
+    await call.runtime.name_thread(thread_id, body.title)
+    return await _shown(call, thread_id)
+
+
+async def _shown(call: Call, thread_id: str) -> dict[str, Any]:
+    listed = await call.runtime.threads(thread_id=thread_id)
+    # The thread of a child is not listed.
+    thread = thread_json(listed[0]) if listed else _of_a_child(thread_id, call.user.id)
+    newest = await call.runtime.store.list_runs(thread_id, limit=1)
+    return thread | {"run": await shown_run(call.service, newest[0]) if newest else None}
+
+
+def _of_a_child(thread_id: str, user_id: str) -> dict[str, Any]:
+    return thread_json(ThreadSummary(thread_id=thread_id, user_id=user_id, used_at=0.0)) | {"used_at": None}
 
 
 @endpoint("DELETE", _THREAD, scope="run", status=204)

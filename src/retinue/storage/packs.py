@@ -27,10 +27,11 @@ from ..core.events import (
     event_from_bytes,
 )
 from ..core.rows import LogRow, Private
-from ..core.stores import LEGS, LogBatch, StoredLog
+from ..core.runs import RunStatus
+from ..core.stores import LEGS, LogBatch, LogSummary, StoredLog, SummaryUpdate
 from .database import ConditionFailed, Link
 from .schema import DELTAS_KIND, ROWS_KIND
-from .writes import OWNED, POSTGRES, TAKEN_OVER, leave_threads, make_due, run_write, thread_write
+from .writes import OWNED, POSTGRES, TAKEN_OVER, leave_threads, make_due, run_write, summary_write, thread_write
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
 """The rows and bytes that fill a pack."""
@@ -145,6 +146,16 @@ def _append_many(count: int) -> str:
     )
 
 
+def _last_summary(batch: LogBatch) -> SummaryUpdate | None:
+    """Return how a log stands whose root run ends in a batch, though its rows do not say so: the run has broken down."""
+    for run in batch.runs:
+        if run.identity.run_id == batch.log_id and run.has_ended and batch.released and run.result is not None:
+            status = "completed" if run.result.status in (RunStatus.COMPLETED, RunStatus.CANCELLED) else "failed"
+            summary = LogSummary(status=status, usage=run.result.usage)
+            return SummaryUpdate(run.identity.thread_id, run.identity.user_id, summary)
+    return None
+
+
 class BatchWrite:
     """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
 
@@ -165,6 +176,9 @@ class BatchWrite:
         if rest := sorted(left - saved):
             self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=rest))
         self._writes += [run_write(run) for run in batch.runs]
+        if (summary := batch.summary or _last_summary(batch)) is not None:
+            self.threads.append(summary.thread_id)
+            self._writes.append(summary_write(batch.log_id, summary))
 
     def write(self, link: Link) -> None:
         batch, log_id = self._batch, self._batch.log_id

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from ..core.engine import Schedule
 from ..core.errors import ConfigurationError
+from ..core.messages import Message
 from ..core.runs import RunIdentity, unique
-from ..core.stores import Placement, RunRecord
+from ..core.stores import Placement, RunRecord, title_of
 from .database import Link
 from .sql import SqlStore
 from .writes import RunBeginning
@@ -97,7 +98,8 @@ class Schedules:
         run_id, thread_id = f"run_{made}", schedule.thread_id or f"thread_{made}"
         identity = RunIdentity(run_id, thread_id, schedule.agent, user_id=schedule.user_id)
         start = {**stored.start, "identity": identity}
-        record = RunRecord(identity=identity, started_at=now, log_id=run_id)
+        title = title_of(msgspec.convert(start.get("messages", []), list[Message]))
+        record = RunRecord(identity=identity, started_at=now, log_id=run_id, title=title)
         beginning = RunBeginning(self._store.place, record, _encode(start), None, 0.0, "enqueue", placement)
         mine, values = "WHERE schedule_id = ? AND next_at = ?", (schedule.id, next_at)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.errors import StoreError
+from ..core.runs import Usage
 
 if TYPE_CHECKING:
     from .database import Link
@@ -17,6 +18,10 @@ ROWS_KIND, DELTAS_KIND = "rows", "deltas"
 """Kinds of packs."""
 BEING_PRUNED, THINNED = 1, 2
 """Marks of a log: some of its rows are gone; all deltas and private parts are gone, and nothing else."""
+
+COUNTS = ("questions", "children", *Usage.__struct_fields__)
+"""The columns of a root run that its thread has in sum."""
+_COUNTS = ", ".join([f"{name} {'REAL' if name == 'cost' else 'INTEGER'} NOT NULL DEFAULT 0" for name in COUNTS])
 
 Step: TypeAlias = "str | Callable[[Link], None]"
 
@@ -40,9 +45,11 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         body BLOB NOT NULL, at REAL NOT NULL, reply BLOB, PRIMARY KEY (log_id, wish_id))""",
         "CREATE INDEX inbox_open ON inbox (log_id) WHERE reply IS NULL",
         # `place`: in the queue of its thread, while the run waits there.
-        """CREATE TABLE runs (run_id TEXT PRIMARY KEY, log_id TEXT NOT NULL, parent_run_id TEXT, thread_id TEXT NOT NULL,
+        # `rank`: of a root, the status of its log as a number; below 3 if the log has not ended.
+        f"""CREATE TABLE runs (run_id TEXT PRIMARY KEY, log_id TEXT NOT NULL, parent_run_id TEXT, thread_id TEXT NOT NULL,
         user_id TEXT, agent TEXT NOT NULL, status TEXT NOT NULL, place INTEGER, started_at REAL NOT NULL, ended_at REAL,
-        request BLOB, identity BLOB NOT NULL, result BLOB)""",
+        rank INTEGER, {_COUNTS}, request BLOB, identity BLOB NOT NULL, result BLOB)""",
+        "CREATE INDEX runs_open ON runs (thread_id, rank) WHERE rank < 3",  # OPEN
         "CREATE INDEX runs_of_thread ON runs (thread_id, started_at)",
         "CREATE INDEX runs_queued ON runs (thread_id, place) WHERE status = 'queued'",
         "CREATE INDEX runs_of_user ON runs (user_id, started_at) WHERE user_id IS NOT NULL",
@@ -50,9 +57,11 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX runs_by_time ON runs (started_at)",
         "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
         "CREATE INDEX runs_of_log ON runs (log_id) WHERE log_id <> run_id",
-        """CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, holder TEXT, made_at REAL,
-        saved_at REAL NOT NULL DEFAULT 0, state BLOB)""",
-        "CREATE INDEX threads_of_user ON threads (user_id)",
+        # `changed_at`: when its summary changed. `search`: its title, folded.
+        f"""CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, holder TEXT, made_at REAL,
+        saved_at REAL NOT NULL DEFAULT 0, changed_at REAL NOT NULL DEFAULT 0, rank INTEGER, {_COUNTS}, title TEXT,
+        search TEXT, state BLOB)""",
+        "CREATE INDEX threads_of_user ON threads (user_id, changed_at)",
         """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
         PRIMARY KEY (thread_id, place))""",
         """CREATE TABLE tasks (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL, user_id TEXT,

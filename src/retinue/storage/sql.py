@@ -17,6 +17,9 @@ from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
+    IDLE,
+    STATUSES,
+    THREADS,
     WISHES,
     Conversation,
     LogBatch,
@@ -31,15 +34,19 @@ from ..core.stores import (
     Watch,
     WhenBusy,
     Wish,
+    title_of,
 )
 from .database import IS_EXPIRED, Database, Later, Link
 from .packs import UNREADABLE, BatchWrite, read_deltas, read_events, read_log
 from .prune import delete_thread
+from .schema import COUNTS
+from .threads import literally, thread_summary
 from .writes import (
     OWNED,
     RunBeginning,
     leave_threads,
     make_due,
+    name_write,
     run_write,
     take_thread,
     thread_write,
@@ -193,30 +200,49 @@ class SqlStore:
         user_id: str | None = None,
         *,
         thread_id: str | None = None,
+        status: str | None = None,
+        search: str | None = None,
+        changed_after: float | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
         newest = f"SELECT MAX(started_at) FROM runs WHERE runs.thread_id = threads.thread_id AND {_IS_ROOT}"
-        only, values = _only(unowned, user_id, thread_id=thread_id)
+        only, given = _only(unowned, user_id, thread_id=thread_id)
+        values: list[Any] = [*given]
+        if status == IDLE:
+            only += " AND rank IS NULL"
+        elif status is not None:
+            only, values = f"{only} AND rank = ?", [*values, STATUSES.index(status)]
+        if search is not None:
+            only, values = f"{only} AND search LIKE ? ESCAPE '!'", [*values, f"%{literally(search.casefold())}%"]
+        if changed_after is not None:
+            only, values = f"{only} AND changed_at > ?", [*values, changed_after]
+        columns = ", ".join(["thread_id", "user_id", "changed_at", "title", "rank", *COUNTS])
         query = (
-            f"SELECT thread_id, user_id, used_at FROM (SELECT thread_id, user_id, COALESCE(({newest}), made_at) AS used_at "
+            f"SELECT used_at, {columns} FROM (SELECT COALESCE(({newest}), made_at) AS used_at, {columns} "
             f"FROM threads WHERE {only}) AS used WHERE used_at IS NOT NULL AND (used_at, thread_id) < (?, ?) "
             "ORDER BY used_at DESC, thread_id DESC LIMIT ?"
         )
         found = await self.database.rows(query, *values, *(before or _NEWEST), _ALL if limit is None else limit)
-        return [ThreadSummary(thread_id=name, user_id=user, used_at=used) for name, user, used in found]
+        return [thread_summary(*row) for row in found]
+
+    async def name_thread(self, thread_id: str, title: str) -> bool:
+        return await self.database.write(name_write(thread_id, title), thread_id, threads=[thread_id])
 
     async def create_thread(self, record: ThreadRecord) -> bool:
         with self._storable(f"thread {record.thread_id!r}"):
             write = thread_write(ThreadUpdate(record))
+        title = title_of(record.messages)
 
         def create(link: Link) -> bool:
             made = link.run(
-                "INSERT INTO threads (thread_id, user_id, made_at) VALUES (?, ?, wall_seconds()) "
+                "INSERT INTO threads (thread_id, user_id, title, search, made_at, changed_at) "
+                "VALUES (?, ?, NULLIF(?, ''), NULLIF(?, ''), wall_seconds(), wall_seconds()) "
                 "ON CONFLICT (thread_id) DO NOTHING RETURNING thread_id",
-                *(record.thread_id, record.user_id),
+                *(record.thread_id, record.user_id, title, title.casefold()),
             )
+            link.notify(f"{THREADS}{record.user_id or ''}")
             if made:
                 write(link)
             return bool(made)

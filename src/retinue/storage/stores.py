@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError, ThreadBusy
-from ..core.stores import Durability, Place, RunRecord, Store, ThreadRecord, ThreadSummary
+from ..core.runs import Usage
+from ..core.stores import (
+    IDLE,
+    OPEN,
+    STATUSES,
+    Durability,
+    Place,
+    RunRecord,
+    Store,
+    ThreadRecord,
+    ThreadSummary,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from .sql import SqlStore
@@ -30,6 +43,7 @@ class MemoryStore:
         """The number of runs on each thread."""
         self._made: dict[str, float] = {}
         """When threads were created by themselves."""
+        self._titles: dict[str, str] = {}
         self._max_runs = max_runs
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
@@ -46,6 +60,8 @@ class MemoryStore:
         self._runs[identity.run_id] = record
         if is_known:
             return
+        if record.title:
+            self._titles.setdefault(identity.thread_id, record.title)
         self._uses[identity.thread_id] = self._uses.get(identity.thread_id, 0) + 1
         while len(self._runs) > self._max_runs:
             oldest = next((key for key, run in self._runs.items() if run.result is not None), None)
@@ -61,6 +77,7 @@ class MemoryStore:
             del self._uses[thread_id]
             if thread_id.removeprefix("thread_") == run_id.removeprefix("run_"):
                 self._threads.pop(thread_id, None)
+                self._titles.pop(thread_id, None)
 
     async def list_runs(
         self,
@@ -90,30 +107,60 @@ class MemoryStore:
         user_id: str | None = None,
         *,
         thread_id: str | None = None,
+        status: str | None = None,
+        search: str | None = None,
+        changed_after: float | None = None,
         limit: int | None = None,
         before: Place | None = None,
         unowned: bool = False,
     ) -> list[ThreadSummary]:
         users: dict[str, str | None] = {key: self._threads[key].user_id for key in self._made}
-        used = dict(self._made)
+        runs: defaultdict[str, list[RunRecord]] = defaultdict(list)
         for run in self._runs.values():
-            identity = run.identity
-            if run.log_id in ("", identity.run_id):
-                users.setdefault(identity.thread_id, identity.user_id)
-                used[identity.thread_id] = max(run.started_at, used.get(identity.thread_id, 0.0))
-        found = [
-            ThreadSummary(thread_id=key, user_id=user, used_at=used[key])
+            if run.log_id in ("", run.identity.run_id):
+                users.setdefault(run.identity.thread_id, run.identity.user_id)
+                runs[run.identity.thread_id].append(run)
+        threads = [
+            self._summary(key, user, runs[key])
             for key, user in users.items()
-            if thread_id in (None, key)
-            and _is_of(user, user_id, unowned)
-            and (before is None or (used[key], key) < before)
+            if thread_id in (None, key) and _is_of(user, user_id, unowned)
+        ]
+        found = [
+            thread
+            for thread in threads
+            if status in (None, thread.status)
+            and (search is None or search.casefold() in thread.title.casefold())
+            and (before is None or (thread.used_at, thread.thread_id) < before)
         ]
         return sorted(found, key=lambda thread: (thread.used_at, thread.thread_id), reverse=True)[:limit]
+
+    def _summary(self, thread_id: str, user_id: str | None, runs: list[RunRecord]) -> ThreadSummary:
+        runs = sorted(runs, key=lambda run: (run.started_at, run.identity.run_id))
+        stands = [run.summary.status for run in runs]
+        is_open = [status for status in STATUSES[:OPEN] if status in stands]
+        return ThreadSummary(
+            thread_id=thread_id,
+            user_id=user_id,
+            used_at=max([self._made.get(thread_id, 0.0), *[run.started_at for run in runs]]),
+            title=self._titles.get(thread_id, ""),
+            status=(*is_open, *stands[-1:], IDLE)[0],
+            questions=sum(run.summary.questions for run in runs),
+            children=sum(run.summary.children for run in runs),
+            usage=sum((run.summary.usage for run in runs), Usage()),
+        )
+
+    async def name_thread(self, thread_id: str, title: str) -> bool:
+        if await self.user_of_thread(thread_id) is None:
+            return False
+        self._titles[thread_id] = title
+        return True
 
     async def create_thread(self, record: ThreadRecord) -> bool:
         if await self.user_of_thread(record.thread_id) is not None:
             return False
         self._threads[record.thread_id], self._made[record.thread_id] = record, time.time()
+        if title := title_of(record.messages):
+            self._titles[record.thread_id] = title
         return True
 
     async def delete_thread(self, thread_id: str) -> bool:
@@ -124,6 +171,7 @@ class MemoryStore:
         for run in runs:
             del self._runs[run.identity.run_id]
         self._uses.pop(thread_id, None)
+        self._titles.pop(thread_id, None)
         was_made = self._made.pop(thread_id, None) is not None
         return self._threads.pop(thread_id, None) is not None or was_made or bool(runs)
 

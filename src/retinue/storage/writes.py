@@ -10,8 +10,19 @@ from msgspec import Struct
 
 from ..core.content import to_json_anyway
 from ..core.errors import StoreError
-from ..core.stores import LEGS, WISHES, Placement, RunRecord, ThreadUpdate, WhenBusy
+from ..core.stores import (
+    LEGS,
+    STATUSES,
+    THREADS,
+    WISHES,
+    Placement,
+    RunRecord,
+    SummaryUpdate,
+    ThreadUpdate,
+    WhenBusy,
+)
 from .database import Later, Link
+from .schema import COUNTS
 
 encode = msgspec.json.Encoder().encode
 
@@ -30,6 +41,48 @@ _TAKE_THREAD = (
 )
 """Give a thread to a new run unless another run has it or waits for it; return the run before the new one."""
 OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
+
+
+_CHANGES = ", ".join([f"{name} = threads.{name} + ? - runs.{name}" for name in COUNTS])
+_RANK = (
+    "COALESCE((SELECT MIN(rank) FROM runs WHERE runs.thread_id = threads.thread_id AND rank < 3), (SELECT rank FROM runs "
+    "WHERE runs.thread_id = threads.thread_id AND rank IS NOT NULL ORDER BY started_at DESC, run_id DESC LIMIT 1), rank)"
+)
+"""SQL for how a thread stands: as the most urgent of its logs that have not ended, else as its newest run."""
+_STANDS = f"changed_at = wall_seconds(), rank = {_RANK}"
+
+
+def summary_write(run_id: str, update: SummaryUpdate) -> Callable[[Link], None]:
+    """Write how the log of a root run stands, in the run and in its thread."""
+    summary = update.summary
+    counts = (summary.questions, summary.children, *msgspec.structs.astuple(summary.usage))
+    mine = ", ".join([f"{name} = ?" for name in COUNTS])
+
+    def write(link: Link) -> None:
+        link.run(
+            f"UPDATE threads SET {_CHANGES} FROM runs WHERE runs.run_id = ? AND threads.thread_id = runs.thread_id",
+            *(*counts, run_id),
+        )
+        link.run(f"UPDATE runs SET {mine}, rank = ? WHERE run_id = ?", *counts, STATUSES.index(summary.status), run_id)
+        link.run(f"UPDATE threads SET {_STANDS} WHERE thread_id = ?", update.thread_id)
+        link.notify(f"{THREADS}{update.user_id or ''}")
+
+    return write
+
+
+def name_write(thread_id: str, title: str) -> Callable[[Link], bool]:
+    """Set the title of a thread; return False if there is none."""
+
+    def write(link: Link) -> bool:
+        named = link.run(
+            "UPDATE threads SET title = ?, search = ?, changed_at = wall_seconds() WHERE thread_id = ? RETURNING user_id",
+            *(title, title.casefold(), thread_id),
+        )
+        for (user_id,) in named:
+            link.notify(f"{THREADS}{user_id or ''}")
+        return bool(named)
+
+    return write
 
 
 def thread_write(update: ThreadUpdate, left: str | None = None) -> Callable[[Link], None]:
@@ -147,11 +200,18 @@ class RunBeginning(Struct):
             *(run_id, self.owner, 0 if self.owner is None else 1, self.lease, *placed, *given),
         )
         link.run(
-            f"INSERT INTO runs ({_RUN}, request, status, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-            "CASE WHEN holder = ? THEN 'running' ELSE 'queued' END, "
+            f"INSERT INTO runs ({_RUN}, request, status, rank, place) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+            "CASE WHEN holder = ? THEN 'running' ELSE 'queued' END, CASE WHEN holder = ? THEN 1 ELSE 2 END, "
             f"CASE WHEN holder = ? THEN NULL ELSE ({_NEXT_PLACE}) END {mine}",
-            *(*self.values, run_id, run_id, thread_id, *given),
+            *(*self.values, run_id, run_id, run_id, thread_id, *given),
         )
+        title = self.record.title
+        link.run(
+            f"UPDATE threads SET title = COALESCE(title, NULLIF(?, '')), search = COALESCE(search, NULLIF(?, '')), {_STANDS} "
+            "WHERE thread_id = ? AND EXISTS (SELECT 1 FROM runs WHERE run_id = ?)",
+            *(title, title.casefold(), thread_id, run_id),
+        )
+        link.notify(f"{THREADS}{user_id or ''}")
         if self.when_busy == "interrupt":
             self._cancel_others(link)
         if self.placement is not None:
@@ -212,7 +272,10 @@ def take_thread(link: Link, run_id: str, thread_id: str) -> str | None:
     )
     if before is None:
         link.run("UPDATE threads SET holder = ? WHERE thread_id = ?", run_id, thread_id)
-        link.run("UPDATE runs SET status = 'running' WHERE run_id = ?", run_id)
+        began = link.run("UPDATE runs SET status = 'running', rank = 1 WHERE run_id = ? RETURNING user_id", run_id)
+        link.run(f"UPDATE threads SET {_STANDS} WHERE thread_id = ?", thread_id)
+        for (user_id,) in began:
+            link.notify(f"{THREADS}{user_id or ''}")
     return before
 
 

@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ..core.errors import OwnershipLost
 from ..core.events import RunStarted, StepStarted, TextDelta
 from ..core.rows import LogRow, Private
-from ..core.runs import RunStatus
-from ..core.stores import WISHES, Conversation, DurableStore, LogBatch, Reply, StoredLog, ThreadUpdate, Watch, Wish
+from ..core.runs import RunStatus, Usage
+from ..core.stores import (
+    WISHES,
+    Conversation,
+    DurableStore,
+    LogBatch,
+    LogSummary,
+    Reply,
+    StoredLog,
+    SummaryUpdate,
+    ThreadUpdate,
+    Watch,
+    Wish,
+)
 from .stores import ODD, stored_run, stored_thread
 from .threads import LONG, ThreadSuite, begin, ended_run, full_batch, public, refused, step_rows, text_rows
 
@@ -96,6 +109,38 @@ class DurableStoreSuite(ThreadSuite):
         assert await other.load_conversation("t1") == Conversation(thread=thread, requests=waiting[1:])
         assert await store.take_thread("r3") is None
         assert await other.load_conversation("t1") == Conversation(thread=thread, requests=waiting[1:])
+
+    async def check_a_thread_stands_as_its_logs_do(self, store: DurableStore, other: DurableStore) -> None:
+        async def stands() -> tuple[str, str, int, int, Usage]:
+            (one,) = await other.list_threads("u1")
+            assert await other.list_threads("u1", status=one.status) == [one]
+            assert await other.list_threads(changed_after=one.changed_at) == []
+            return one.title, one.status, one.questions, one.children, one.usage
+
+        def batch(run_id: str, epoch: int = 1, *, rows: int = 0, ended: bool = False, **counts: Any) -> LogBatch:
+            update = SummaryUpdate("t1", "u1", LogSummary(**counts))
+            return LogBatch(log_id=run_id, epoch=epoch, rows=step_rows(rows), summary=update, ended=ended)
+
+        nothing, some = Usage(), Usage(requests=2, input_tokens=10, cost=0.5)
+        await begin(store, stored_run("r1", 1.0, title="first"))
+        assert await stands() == ("first", "running", 0, 0, nothing)
+        asks = batch("r1", rows=1, status="waiting", questions=2, children=3, usage=some)
+        for _ in range(2):  # the second is a retry
+            await store.write(asks)
+            assert await stands() == ("first", "waiting", 2, 3, some)
+        await begin(store, stored_run("r2", 2.0, title="second"), when_busy="enqueue")
+        assert await stands() == ("first", "waiting", 2, 3, some)
+        await refused(store.write(batch("r1", 7, rows=4, status="failed")), OwnershipLost)
+        assert await stands() == ("first", "waiting", 2, 3, some)
+        done = batch("r1", rows=4, status="completed", usage=some + some, ended=True)
+        done.runs = [stored_run("r1", 1.0, RunStatus.COMPLETED)]
+        await store.write(done)
+        assert await stands() == ("first", "queued", 0, 0, some + some)
+        assert await store.take_thread("r2") is None
+        assert await stands() == ("first", "running", 0, 0, some + some)
+        broken = LogBatch(log_id="r2", epoch=1, runs=[stored_run("r2", 2.0, RunStatus.FAILED)], released=True)
+        await store.write(broken)
+        assert await stands() == ("first", "failed", 0, 0, some + some)
 
     async def check_deltas_are_read_alone(self, store: DurableStore, other: DurableStore) -> None:
         first, last = text_rows(1, 300), text_rows(304, 400)

@@ -133,6 +133,22 @@ class StoreSuite(Suite[S]):
         assert not await store.delete_thread("made")
         assert await other.load_thread("made") is None
 
+    async def check_threads_have_titles_and_are_searched(self, store: S, other: S) -> None:
+        for thread_id, text in (("t1", " The  first\n"), ("t2", "100% Ärger"), ("t3", "")):
+            assert await store.create_thread(stored_thread(thread_id, text))
+        listed = {thread.thread_id: thread for thread in await other.list_threads()}
+        assert {name: (one.title, one.status) for name, one in listed.items()} == {
+            "t1": ("The first", "idle"),
+            "t2": ("100% Ärger", "idle"),
+            "t3": ("", "idle"),
+        }
+        assert await store.name_thread("t3", "The third")
+        assert not await store.name_thread("nope", "x")
+        for search, found in (("THE", {"t1", "t3"}), ("0% ä", {"t2"}), ("_", set[str]()), ("%", {"t2"})):
+            assert {thread.thread_id for thread in await other.list_threads(search=search)} == found, search
+        assert len(await other.list_threads("u1", status="idle")) == 3
+        assert await other.list_threads(status="running") == []
+
     async def check_writers_side_by_side_lose_nothing(self, store: S, other: S) -> None:
         records = [stored_thread(f"t{number}", str(number)) for number in range(100)]
         await asyncio.gather(*[(store, other)[n % 2].save_thread(record) for n, record in enumerate(records)])

@@ -17,7 +17,7 @@ from ..core.content import record_json
 from ..core.decisions import Decision
 from ..core.messages import Message, Part, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult
-from ..core.stores import Place, RunRecord
+from ..core.stores import TITLE, Place, RunRecord, ThreadSummary
 from .shapes import MessageShape
 
 ID = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^\x00-\x20\x7f/]+(?!\n)$")]
@@ -132,6 +132,12 @@ class CreateThread(Struct, frozen=True, forbid_unknown_fields=True):
     messages: list[InputMessage] = []
 
 
+class PatchThread(Struct, frozen=True, forbid_unknown_fields=True):
+    """`PATCH threads/{id}`: give a conversation another title."""
+
+    title: Annotated[str, Meta(min_length=1, max_length=TITLE)]
+
+
 def as_input(given: RunInput) -> str | list[Message]:
     return given if isinstance(given, str) else [message.as_message() for message in given]
 
@@ -173,6 +179,18 @@ def result_json(result: RunResult) -> dict[str, Any]:
 def message_json(message: Message) -> dict[str, Any]:
     """Return a message with all its fields, and its text."""
     return fields_of(message, *MessageShape.__annotations__)
+
+
+def thread_json(thread: ThreadSummary) -> dict[str, Any]:
+    """Return a thread as lists show it."""
+    shown = fields_of(thread, "thread_id", "user_id", "title", "status", "questions", "children")
+    return {**shown, "used_at": iso(thread.used_at), "usage": msgspec.structs.asdict(thread.usage)}
+
+
+def thread_from_json(shown: Mapping[str, Any]) -> ThreadSummary:
+    """Return a thread that `thread_json` has made."""
+    used_at = datetime.fromisoformat(shown["used_at"]).timestamp()
+    return msgspec.convert({**shown, "used_at": used_at}, ThreadSummary)
 
 
 def page_json(items: list[Any], next_cursor: str | None) -> dict[str, Any]:

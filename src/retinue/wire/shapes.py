@@ -163,11 +163,18 @@ class ThreadShape(TypedDict):
     thread_id: str
     user_id: str | None
     used_at: str | None
-    run: RunShape | None
-    status: str
     title: str
-    children: int
+    status: str
     questions: int
+    """The open questions at any depth."""
+    children: int
+    """The runs below the root runs that have not ended."""
+    usage: Usage
+
+
+class OneThread(ThreadShape):
+    run: RunShape | None
+    """Its newest run."""
 
 
 class ThreadState(TypedDict):
