@@ -386,6 +386,11 @@ def pack_rows_by(patch: pytest.MonkeyPatch, rows: int) -> None:
     patch.setattr("retinue.storage.packs.MOST_ROWS", rows)
 
 
+def replace_packing(patch: pytest.MonkeyPatch, pack: Callable[[str, Any], Any]) -> None:
+    """Replace the function that a store packs the rows of a log with."""
+    patch.setattr("retinue.storage.writes.pack_rows", pack)
+
+
 def prune_by(patch: pytest.MonkeyPatch, runs: int) -> None:
     """Look for old runs in portions of this size."""
     patch.setattr("retinue.storage.prune._PAGE", runs)

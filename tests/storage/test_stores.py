@@ -37,6 +37,8 @@ from retinue.stores import MemoryStore, RunRecord, Store, ThreadRecord
 from retinue.testing import ScriptedModel, call, say
 from tests.prepared import PYTHON
 
+from .. import inside
+
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
@@ -132,13 +134,12 @@ async def test_many_rows_are_encoded_by_the_thread_that_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[int, str] = {}
-    pack = packs.pack_rows
 
     def noted(log_id: str, rows: Any) -> Any:
         threads[len(rows)] = threading.current_thread().name
-        return pack(log_id, rows)
+        return packs.pack_rows(log_id, rows)
 
-    monkeypatch.setattr(packs, "pack_rows", noted)
+    inside.replace_packing(monkeypatch, noted)
     store = open_store(f"sqlite:///{tmp_path}/app.db")
     assert isinstance(store, SqlStore)
     await store.begin_run(run_record("r", 0), b"{}", "me", 60)
@@ -158,7 +159,7 @@ async def test_rows_that_cannot_be_encoded_name_their_run(tmp_path: Path, monkey
     store = open_store(f"sqlite:///{tmp_path}/app.db")
     assert isinstance(store, SqlStore)
     await store.begin_run(run_record("r", 0), b"{}", "me", 60)
-    monkeypatch.setattr(packs, "pack_rows", refuse)
+    inside.replace_packing(monkeypatch, refuse)
     rows = [LogRow(seq, 0, TextDelta(seq=seq, run_id="r", delta="x", message_id="m")) for seq in range(1, 1_002)]
     for count in (1, 1_001):
         with pytest.raises(StoreError, match="run 'r' cannot be stored: no such type"):

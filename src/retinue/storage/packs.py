@@ -1,4 +1,4 @@
-"""The rows of logs in a database: encoded, written by the owner of a log, and read.
+"""The rows of logs in a database: packed for the owner of a log, which writes them, and read.
 
 Consecutive rows share one row of the database: a pack. Deltas never share one with other rows.
 
@@ -8,15 +8,15 @@ has the private parts, each with its place. Deltas have no private part, so rete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from ..core.content import to_json_anyway
-from ..core.errors import LogUnreadable, OwnershipLost, StoreError
+from ..core.errors import LogUnreadable
 from ..core.events import (
     DELTAS,
     EVENT_TYPES,
@@ -27,16 +27,12 @@ from ..core.events import (
     event_from_bytes,
 )
 from ..core.rows import LogRow, Private
-from ..core.runs import RunStatus
-from ..core.stores import LEGS, LogBatch, LogSummary, StoredLog, SummaryUpdate
-from .database import ConditionFailed, Link
+from ..core.stores import StoredLog
+from .database import Link
 from .schema import DELTAS_KIND, ROWS_KIND
-from .writes import OWNED, POSTGRES, TAKEN_OVER, leave_threads, make_due, run_write, summary_write, thread_write
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
 """The rows and bytes that fill a pack."""
-MOST_ROWS_AT_ONCE = 1_000
-"""Rows of a log that are encoded on the event loop; more are encoded in the thread that writes them."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
 """Errors that decoders raise."""
 
@@ -45,7 +41,6 @@ PackedRow = tuple[str, int, int, str, int, bytes | None, bytes | None]
 
 PACK = "log_id, seq, sub, kind, held, body, private"
 """The columns of a pack."""
-_NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 _DELTAS, _TEXTS = frozenset(DELTAS), (TextDelta, ReasoningDelta)
 _kinds: list[Any] = list(EVENT_TYPES.values())
 _decode_events = msgspec.json.Decoder(list[reduce(lambda one, other: one | other, _kinds)]).decode
@@ -124,132 +119,6 @@ def _as_message(deltas: Sequence[Any]) -> _Message | None:
     if len({event.message_id for event in deltas}) > 1 or len({event.run_id for event in deltas}) > 1:
         return None
     return _Message(first, [event.delta for event in deltas], [event.at for event in deltas])
-
-
-@lru_cache
-def _append_many(count: int) -> str:
-    """SQL that appends a pack to each of some logs, as `BatchWrite` does to one; it divides by zero if it cannot.
-
-    The newer rows of a log are counted in a query of their own, so that the index finds them whatever the planner thinks.
-    """
-    types = "text, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bigint".split(", ")
-    first, other = ", ".join([f"?::{name}" for name in types]), ", ".join("?" * len(types))
-    rows = ", ".join([f"({first})", *[f"({other})"] * (count - 1)])
-    newer = "SELECT 1 FROM events WHERE events.log_id = given.log_id AND (seq, sub) >= (given.from_seq, given.from_sub)"
-    return (
-        f"WITH given ({PACK}, epoch, from_seq, from_sub) AS (VALUES {rows}), "
-        "met AS (SELECT logs.log_id FROM logs JOIN given ON logs.log_id = given.log_id AND logs.epoch = given.epoch "
-        f"WHERE owner IS NOT NULL AND ended = 0 AND (SELECT COUNT(*) FROM ({newer} LIMIT 1) AS newer) = 0 "
-        "ORDER BY logs.log_id FOR UPDATE OF logs), "
-        f"done AS (INSERT INTO events ({PACK}) SELECT {PACK} FROM given WHERE log_id IN (TABLE met) RETURNING 1) "
-        f"SELECT 1 / (COUNT(*) = {count})::int FROM done"
-    )
-
-
-def _last_summary(batch: LogBatch) -> SummaryUpdate | None:
-    """Return how a log stands whose root run ends in a batch, though its rows do not say so: the run has broken down."""
-    for run in batch.runs:
-        if run.identity.run_id == batch.log_id and run.has_ended and batch.released and run.result is not None:
-            status = "completed" if run.result.status in (RunStatus.COMPLETED, RunStatus.CANCELLED) else "failed"
-            summary = LogSummary(status=status, usage=run.result.usage)
-            return SummaryUpdate(run.identity.thread_id, run.identity.user_id, summary)
-    return None
-
-
-class BatchWrite:
-    """A batch of a log: fenced by the epoch of its owner, and recognised when it is retried."""
-
-    def __init__(self, place: str, batch: LogBatch) -> None:
-        self._place, self._batch = place, batch
-        is_small = len(batch.rows) <= MOST_ROWS_AT_ONCE
-        self._packs = pack_rows(batch.log_id, batch.rows) if is_small else None
-        """None until a thread has packed the rows: many would hold up the event loop."""
-        saved = {update.record.thread_id for update in batch.threads}
-        # A root that ends leaves its thread.
-        left = {run.identity.thread_id for run in batch.runs if run.has_ended and run.identity.run_id == batch.log_id}
-        left.update(batch.left)
-        self.threads, self._left = [*saved, *left], left
-        """The threads that it changes, and those that it releases."""
-        self._writes: list[Callable[[Link], object]] = [
-            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
-        ]
-        if rest := sorted(left - saved):
-            self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=rest))
-        self._writes += [run_write(run) for run in batch.runs]
-        if (summary := batch.summary or _last_summary(batch)) is not None:
-            self.threads.append(summary.thread_id)
-            self._writes.append(summary_write(batch.log_id, summary))
-
-    def write(self, link: Link) -> None:
-        batch, log_id = self._batch, self._batch.log_id
-        if self._packs is None:
-            try:
-                self._packs = pack_rows(log_id, batch.rows)
-            except UNREADABLE as exc:
-                raise StoreError(self._place, f"run {log_id!r} cannot be stored: {exc}") from exc
-        try:
-            self._append(link, self._packs)
-        except ConditionFailed:
-            self._check_written(link, self._packs)
-            return
-        for write in self._writes:
-            write(link)
-        answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
-        for reply in batch.replies:
-            link.run(answer, reply.body, log_id, reply.wish_id)
-        if batch.released and not batch.ended:
-            if batch.rests:  # a separate statement: it sees every wish put in before the release
-                wanted = "SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id AND reply IS NULL"
-                make_due(link, f"log_id = ? AND EXISTS ({wanted})", log_id)
-            else:
-                link.notify(LEGS)
-        for topic in (log_id, *self._left):
-            link.notify(topic)
-
-    def _append(self, link: Link, packs: list[PackedRow]) -> None:
-        """Insert the rows and release the log, if it is owned at this epoch and has none of these rows yet."""
-        batch, where = self._batch, OWNED
-        values: list[Any] = [batch.log_id, batch.epoch]
-        if packs:
-            first = batch.rows[0]
-            if len(packs) == 1 and not batch.released and not batch.ended:
-                if link.gather(_append_many, (*packs[0], batch.epoch, first.seq, first.sub)):
-                    return
-            where, values = OWNED + _NEW, [*values, batch.log_id, first.seq, first.sub]
-        if batch.ended or (batch.released and batch.rests):
-            rests = ", turn = NULL, due_at = NULL"
-            owned = f"UPDATE logs SET owner = NULL, ended = {int(batch.ended)}{rests} WHERE {where} RETURNING 1"
-        elif batch.released:  # the next worker takes it before new legs
-            # A turn says that there is work: without an engine, any process continues it.
-            turn = f"CASE WHEN engine IS NULL OR engine = '{POSTGRES}' THEN COALESCE(turn, 0) ELSE turn END"
-            owned = f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER}, turn = {turn} WHERE {where} RETURNING 1"
-        else:
-            owned = f"SELECT 1 FROM logs WHERE {where}{link.locking}"
-        link.require(owned, *values)
-        link.insert(f"events ({PACK})", packs)
-
-    def _check_written(self, link: Link, packs: list[PackedRow]) -> None:
-        """Raise unless an earlier attempt wrote this batch and its outcome was lost."""
-        batch = self._batch
-        found = link.run("SELECT epoch, owner, ended FROM logs WHERE log_id = ?", batch.log_id)
-        epoch, owner, ended = found[0] if found else (None, None, 1)
-        is_ours = epoch == batch.epoch
-        if packs:
-            if self._stored_packs(link) == packs:
-                return
-            if is_ours and owner is not None and not ended:
-                raise StoreError(self._place, f"the log of run {batch.log_id!r} has other rows than those written here")
-        elif is_ours and owner is None and (batch.released or batch.ended) and bool(ended) == batch.ended:
-            return
-        raise OwnershipLost(self._place, batch.log_id)
-
-    def _stored_packs(self, link: Link) -> list[PackedRow]:
-        first, last = self._batch.rows[0], self._batch.rows[-1]
-        return link.run(
-            f"SELECT {PACK} FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?) AND (seq, sub) <= (?, ?) "
-            "ORDER BY seq, sub",
-            *(self._batch.log_id, first.seq, first.sub, last.seq, last.sub),
-        )
 
 
 def unpack_events(body: bytes) -> list[Event]:

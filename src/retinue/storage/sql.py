@@ -37,12 +37,13 @@ from ..core.stores import (
     title_of,
 )
 from .database import IS_EXPIRED, Database, Later, Link
-from .packs import UNREADABLE, BatchWrite, read_deltas, read_events, read_log
+from .packs import UNREADABLE, read_deltas, read_events, read_log
 from .prune import delete_thread
 from .schema import COUNTS
 from .threads import literally, thread_summary
 from .writes import (
     OWNED,
+    BatchWrite,
     RunBeginning,
     leave_threads,
     make_due,
