@@ -104,6 +104,37 @@ async def test_a_decision_that_comes_again_reaches_no_other_question(url: str) -
         assert (await site.result(run_id))["status"] == "completed"
 
 
+async def test_the_reason_of_a_rejection_reaches_the_model_and_the_event(url: str) -> None:
+    async with serving(Runtime.open(url, agents=[boss()])) as site:
+        for action in ("reject", "cancel"):
+            run_id = (await site.start("boss"))["run_id"]
+            await site.result(run_id)
+            answer = {"action": action, "reason": "too dear"}
+            assert (await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"pay_1": answer}})).status == 202
+            assert "too dear" in (await site.result(run_id))["response"]
+            resumed = await site.all_events(f"{RUNS}/{run_id}/events?kinds=tool_call_resumed&ns=tools:task_1")
+            (decision,) = [event.data["decision"] for event in resumed]
+            assert (decision.get("reason") or decision["payload"]["message"]) == "too dear"
+
+
+async def test_a_field_that_an_action_does_not_use_is_refused(url: str) -> None:
+    async with serving(Runtime.open(url, agents=[boss()])) as site:
+        run_id = (await site.start("boss"))["run_id"]
+        await site.result(run_id)
+        for answer, why in [
+            ({"action": "resume", "payload": {"approved": False}, "reason": "no"}, "'resume' has no reason"),
+            ({"action": "approve", "reason": "yes"}, "'approve' has no reason"),
+            ({"action": "answer", "payload": 1, "reason": "x"}, "'answer' has no reason"),
+            ({"action": "cancel", "payload": {"message": "no"}}, "'cancel' has no payload"),
+            ({"action": "reject", "payload": "no"}, "payload of the action 'reject' is an object"),
+            ({"action": "reject", "payload": {"message": "a"}, "reason": "b"}, "not both"),
+        ]:
+            refused = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"pay_1": answer}})
+            assert (refused.status, refused.body["code"]) == (422, "invalid_body"), answer
+            assert why in refused.body["detail"], refused
+        assert (await site.result(run_id))["status"] == "suspended"
+
+
 async def test_the_snapshot_is_the_tree_and_its_place_in_the_log(url: str) -> None:
     async with serving(Runtime.open(url, agents=[boss()])) as site:
         run_id = (await site.start("boss"))["run_id"]

@@ -31,6 +31,7 @@ from ..subagents.harness import HarnessAgent, find_undivided
 from ..wire.shapes import UserShape
 from . import files, runs, sockets, tasks, threads
 from .auth import COOKIE, Auth, HasFirstUser, OneToken, StoredTokens, token_in
+from .compression import compress
 from .http import (
     ApiError,
     Call,
@@ -204,6 +205,7 @@ def _route(endpoint: Endpoint, service: Service) -> Route:
                 with remote_trace(request.headers):
                     answer = await endpoint.handle(call)
                 response = answer if isinstance(answer, Response) else json_response(answer, endpoint.status)
+                response = await compress(request, response)
             except Exception as exc:
                 response = error_response(exc, request.path_params.get("run_id"))
         seconds = time.perf_counter() - began

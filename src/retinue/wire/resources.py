@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -75,21 +75,37 @@ class StartRun(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DecisionBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """One decision. The same `id` twice is one decision."""
+    """One decision. The same `id` twice is one decision. A field that the action does not use is refused."""
 
     action: Literal["resume", "cancel", "answer", "approve", "reject"]
     payload: Any = None
+    """Of `approve` and `reject` an object; `cancel` has none."""
     reason: str | None = None
+    """Of `cancel` and `reject`: the model reads it."""
     id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.reason is not None and self.action not in ("cancel", "reject"):
+            raise ValueError(f"the action {self.action!r} has no reason: leave it out")
+        given: Any = self.payload
+        if given is None:
+            return
+        if self.action == "cancel":
+            raise ValueError("the action 'cancel' has no payload: give a reason, or leave it out")
+        if self.action in ("approve", "reject") and not isinstance(given, dict):
+            raise ValueError(f"the payload of the action {self.action!r} is an object, or is left out")
+        if self.reason is not None and "message" in given:
+            raise ValueError("the action 'reject' has a reason or a message in its payload, not both")
 
     def as_decision(self) -> Decision:
         if self.action == "cancel":
             return Decision.cancel(self.reason, id=self.id)
-        if self.action in ("approve", "reject"):
-            given: Any = self.payload
-            more = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-            made = Decision.approve(id=self.id) if self.action == "approve" else Decision.reject(id=self.id)
-            return replace(made, payload={**more, **made.payload})
+        if self.action == "approve":
+            made = Decision.approve(id=self.id)
+            return replace(made, payload={**(self.payload or {}), **made.payload})
+        if self.action == "reject":
+            made = Decision.reject(self.reason, id=self.id)
+            return replace(made, payload={**(self.payload or {}), **made.payload})
         make = Decision.resume if self.action == "resume" else Decision.answer
         return make(self.payload, id=self.id)
 
@@ -155,6 +171,7 @@ def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool
     result = record.result
     return {
         **fields_of(record.identity, "run_id", "agent", "thread_id", "user_id", "parent_run_id"),
+        "log_id": record.log_id or record.identity.run_id,
         "status": record.status,
         "orphaned": orphaned,
         "started_at": iso(record.started_at),

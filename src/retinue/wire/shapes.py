@@ -48,6 +48,8 @@ class RunState(TypedDict):
 
 
 class RunShape(RunState):
+    log_id: str
+    """The log that has its events: its own id, or for a background child that of its root run."""
     orphaned: bool
     agent: str
     user_id: str | None
