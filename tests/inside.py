@@ -19,6 +19,7 @@ from retinue import Run, RunResult, Runtime
 from retinue.core import concurrency
 from retinue.core.context import CancellationToken
 from retinue.log.owned import LiveLog
+from retinue.log.read import leg_of, read_until
 
 if TYPE_CHECKING:
     from retinue import Agent, Event
@@ -183,18 +184,17 @@ def forget_log(runtime: Runtime, run_id: str) -> None:
 
 async def events_to_rest(runtime: Runtime, run_id: str) -> list[Event]:
     """Return the stored events of a run up to its end, or to where it waits."""
-    from retinue.runtime.reading import read_events
-
-    store: Any = runtime.store
-    return [event async for event in read_events(runtime._runs, store, run_id, past_waits=False)]
+    reader = runtime._runs.stored_log(run_id).read()
+    return [event async for event in read_until(reader, idle=reader.rests)]
 
 
-async def open_lost_leg(runtime: Runtime, run_id: str) -> LiveLog:
-    """Return the log that a handle of this process follows after another process took the last leg of a run."""
+async def rest_of_last_leg(runtime: Runtime, run_id: str) -> list[Event]:
+    """Return what a handle of a run's last leg, which another process took, gives after the end of the leg."""
     runs: Any = runtime._runs
-    log, _ = await runs.elsewhere._last_leg(await runs.record(run_id))
-    log.first, log.lost, log.ended = 0, True, False  # as it is opened while the leg is at work
-    return log
+    log, first = await runs.elsewhere._last_leg(await runs.record(run_id))
+    *_, last = [event async for event in read_until(log.read(first), leg_of(run_id))]
+    reader = log.read(last.seq)
+    return [event async for event in read_until(reader, idle=reader.rests)]
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def recorded_rows(record: Callable[[LiveLog, LogRow], None]) -> Iterator[None]:
 
 def look_at_silent_logs_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have readers of stored logs look for lost owners after this many seconds without an event."""
-    patch.setattr("retinue.runtime.reading.LOOK_AGAIN", seconds)
+    patch.setattr("retinue.log.read.LOOK_AGAIN", seconds)
 
 
 def keep_ended_logs(patch: pytest.MonkeyPatch, count: int) -> None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from retinue import Agent, Decision, Event, ModelRequest, RunResult, Runtime
 from retinue.log.fold import fold_all
-from retinue.log.writer import LogWriter
+from retinue.log.owned import LogWriter
 from retinue.models import ModelChunk
 from retinue.storage.stores import open_store
 from retinue.stores import ThreadRecord

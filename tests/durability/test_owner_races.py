@@ -12,14 +12,15 @@ import pytest
 
 from retinue import Agent, Decision, HarnessAgent, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.core.stores import Wish
-from retinue.log.owned import LiveLog
+from retinue.events import TextDelta
+from retinue.log.owned import LiveLog, LogWriter
 from retinue.log.ownership import Owner
 from retinue.log.state import RunState
-from retinue.log.writer import LogWriter
 from retinue.testing import ScriptedModel, call, say
 
 from .. import inside
-from ..waiting import until
+from ..server.agents import Gate
+from ..waiting import expire_lease, until
 
 
 @tool(idempotent=True)
@@ -100,6 +101,46 @@ async def test_whoever_follows_a_run_that_is_lost_reads_on_in_the_store(tmp_path
             await following
             assert (await run.result()).status is RunStatus.COMPLETED
         assert (seen[-1].kind, seen[-1].status) == ("run_finished", RunStatus.COMPLETED)
+
+
+async def test_whoever_has_seen_what_was_never_stored_sees_what_another_process_writes_instead(tmp_path: Path) -> None:
+    """A handle gives events before they are stored. The next owner of the log gives their numbers to other events."""
+    url, gate = f"sqlite:///{tmp_path}/app.db", Gate()
+    async with Runtime.open(url, [gate.agent("says")]) as first, asyncio.timeout(90):
+        store: Any = first.store
+        write = store.write
+
+        def hang_with_text(batch: Any) -> Any:
+            has_text = any(isinstance(row.event, TextDelta) for row in batch.rows)
+            return asyncio.get_running_loop().create_future() if has_text else write(batch)
+
+        store.write = hang_with_text
+        run = first.stream("says", "go")
+        seen: list[Any] = []
+
+        async def follow() -> None:
+            async for event in run:
+                seen.append(event)
+
+        following = asyncio.create_task(follow())
+        await until(lambda: seen and seen[-1].kind == "step_started")
+        log = await inside.log_of(run)
+        await log.writer.flush()
+        gate.say("c ", "d ", "e ")
+        await until(lambda: seen[-1].seq == log.tree.seq == log.stored_seq + 3)
+        await expire_lease(store, run.run_id)
+        again = Agent("says", ScriptedModel([say("once more", chunks=["once ", "more"])]))
+        async with Runtime.open(url, [again]) as second:
+            assert (await second.result(run.run_id)).response == "once more"
+            await inside.renew_leases(first)
+            await following
+            stored = [event async for event in second.events(run.run_id)]
+    (notice,) = [place for place, event in enumerate(seen) if not event.seq]
+    assert (seen[notice].kind, seen[notice].code) == ("error", "owner_lost")
+    assert [event.delta for event in seen[:notice] if event.kind == "text_delta"] == ["c ", "d ", "e "]
+    last_kept = seen[notice + 1].seq - 1
+    assert last_kept < seen[notice - 1].seq, "it goes back"
+    assert [event for event in seen[:notice] if event.seq <= last_kept] + seen[notice + 1 :] == stored
 
 
 async def test_a_background_child_that_begins_when_its_log_is_lost_stops(

@@ -119,7 +119,7 @@ async def test_a_log_ends_whose_last_task_ends_while_the_end_of_its_run_is_store
         world.on_run = on_run
         async with Runtime(world.agents(), store=store) as runtime, asyncio.timeout(90):
             run = runtime.stream("boss", "do A")
-            async for event in runtime.events(run.run_id):
+            async for event in run.follow():
                 if event.kind == "run_finished" and event.agent == "boss":
                     of_child.open.set()  # the end of the run waits for that of the child to be stored
                 if event.kind == "task_updated" and event.status == "COMPLETED":  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from retinue.core.rows import LogRow, Private
-from retinue.log.writer import Gathering, LogWriter
+from retinue.log.owned import Gathering, LogWriter
 
 from ..waiting import let_others_run, until
 
@@ -56,7 +56,7 @@ async def test_many_logs_are_written_in_one_turn() -> None:
 
 
 async def test_very_many_logs_leave_turns_to_others(monkeypatch: Any) -> None:
-    monkeypatch.setattr("retinue.log.writer.MOST_TOGETHER", 8)
+    monkeypatch.setattr("retinue.log.owned.MOST_TOGETHER", 8)
     store: Any = Store()
     counting, gathering = asyncio.create_task(store.count_turns()), Gathering()
     for number in range(20):

@@ -9,8 +9,8 @@ import pytest
 from retinue.core.runs import Usage
 from retinue.core.stores import LogSummary
 from retinue.log.fold import fold
+from retinue.log.owned import CHANGING
 from retinue.log.state import LogState
-from retinue.log.writer import CHANGING
 from retinue.wire.snapshot import SnapshotTree
 
 from ..effort import share

@@ -38,19 +38,11 @@ def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
         log.append_remote(run, event)
 
 
-async def _events_after(log: LiveLog, seq: int) -> list[Event]:
-    """Return the events of a log after number `seq`, also those that are no longer in memory."""
-    events = [event for event in log.events if event.seq > seq]
-    if log.earlier is not None and seq < log.first:
-        events = [event async for event in log.earlier(seq, log.first, True)] + events
-    return events
-
-
 async def last_seen(log: LiveLog, run: RunState) -> int:
     """Return the number of the last event copied from a run's log elsewhere: the last one noted plus later deltas."""
     if not run.remote_seq:
         return 0
-    events = await _events_after(log, run.remote_at)
+    events = await log.history(run.remote_at)
     return run.remote_seq + sum([event.__class__ in DELTAS and event.ns[: len(run.ns)] == run.ns for event in events])
 
 
@@ -58,7 +50,7 @@ async def streamed_text(log: LiveLog, run: RunState) -> str:
     """Return the text that a run elsewhere has streamed so far, for protocols whose events have no numbers."""
     if run.remote_seq:
         return ""
-    events = await _events_after(log, 0)
+    events = await log.history()
     return "".join([event.delta for event in events if isinstance(event, TextDelta) and event.run_id == run.run_id])
 
 
@@ -162,7 +154,7 @@ class Rest:
 async def give_up(log: LiveLog, run: RunState) -> None:
     """Report the open tasks of a run elsewhere as failed, because they cannot be followed."""
     last: dict[str, TaskUpdated] = {}
-    for event in await _events_after(log, 0):
+    for event in await log.history():
         if isinstance(event, TaskUpdated) and event.ns[: len(run.ns)] == run.ns:
             last[event.task_id] = event
     for event in last.values():

@@ -14,8 +14,9 @@ from ..core.concurrency import FIRST_PAUSE, GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique
+from ..log.read import RunLog, leg_of, read_until
 from ..runtime.followed import FollowedLog
-from ..runtime.run import Opened, Run, RunLog
+from ..runtime.run import Opened, Run
 from .connection import ANSWER_SECONDS, Connection, encode_body
 from .events import EventReader
 
@@ -67,7 +68,7 @@ class RemoteRuns:
                 log, first = self._log(run.run_id, answer.get("after", 0))
                 opened.set_result((log, first))
                 if watch:
-                    async for _ in log.follow(first, run.run_id):
+                    async for _ in read_until(log.read(first), leg_of(run.run_id)):
                         pass
                 return await self.result(run.run_id, request.agent)
             except asyncio.CancelledError:

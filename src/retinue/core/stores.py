@@ -311,11 +311,20 @@ LEGS = "legs"
 """The topic of legs that wait for a worker, or for any process if no engine schedules them."""
 
 
+PAGE_BYTES = 262_144
+"""Bytes of stored events that are read at once."""
+
+
 class EventStore(Protocol):
     """Contract: events of a log are read in order, each once, by any process, after `write` has returned."""
 
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], bool] | None:
-        """Return the next events of a log, and True if the log ends with them; None if there is no such log."""
+    async def read_events(
+        self, log_id: str, after: int = 0, limit: int = 1000, most_bytes: int = PAGE_BYTES
+    ) -> tuple[Sequence[Event], bool] | None:
+        """Return the next events of a log, and True if the log ends with them; None if there is no such log.
+
+        It returns at least one if there is one. It may return fewer than `limit`, to stay within so many bytes.
+        """
         ...
 
     async def read_deltas(self, log_id: str, after: int, upto: int) -> Sequence[Event]:

@@ -1,36 +1,58 @@
-"""The live log: it appends and folds rows, and lets any number of followers read the events, each at its own pace."""
+"""The log in the process that owns it: it appends and folds rows, and lets any number of readers follow, each at its own pace."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
+from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, deliver
+from ..core.concurrency import Backoff
+from ..core.errors import OwnershipLost, RetinueError, StoreError
+from ..core.events import (
+    DELTAS,
+    ErrorRaised,
+    Event,
+    RunFinished,
+    RunStarted,
+    Sink,
+    TaskUpdated,
+    ToolCallFinished,
+    ToolCallResumed,
+    deliver,
+)
+from ..core.processes import boot_seconds
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity, RunResult
+from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, SummaryUpdate, ThreadUpdate
 from .ask import Wanted
 from .call_ids import as_local
 from .fold import CHANGES, fold_event, fold_private
+from .read import MOST, StoreLog, StoreReader, of_run
 from .state import EMPTY, RUNNING, LogState, RunState
-from .writer import LogWriter
 
 if TYPE_CHECKING:
     from ..loop.execution import Execution
 
 _log = logging.getLogger(__name__)
+_SEQ = attrgetter("seq")
 
-Earlier = Callable[[int, int | None, bool], AsyncIterator[Event]]
-"""Reads stored events after one number, up to another; with None, until the log has ended. With False as the third
-argument it also stops when the run waits and no process works on the log."""
-
+GATHER, GATHER_FOR_EACH, LONGEST_GATHER = 0.02, 0.0005, 0.1
+"""Seconds for which rows are gathered if no barrier waits for them: at least, for each log that gathers, and at
+most. Many logs are thus written in fewer, larger transactions."""
+CHANGING: frozenset[type[Event]] = frozenset({RunStarted, RunFinished, ToolCallFinished, ToolCallResumed, TaskUpdated})
+"""The events that can change how a log stands, but for its usage."""
+MOST_TOGETHER = 500
+"""Logs that are written in one turn of the event loop."""
 
 Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
 """Asks for the grant that the function returns; returns whether more was granted."""
@@ -44,8 +66,8 @@ argument tells whether the leg goes on because of that."""
 class LiveLog:
     """The log of a root run and of everything under it, while this process owns it.
 
-    `events` holds what this process appended; `earlier` reads what previous owners appended. Followers keep a place in
-    the list instead of a queue, so a slow one delays nobody.
+    `events` holds what this process appended; `store` has what previous owners appended. A reader keeps a place in the
+    list instead of a queue, so a slow one delays nobody.
     """
 
     def __init__(
@@ -54,6 +76,7 @@ class LiveLog:
         tree: LogState | None = None,
         writer: LogWriter | None = None,
         clock: Callable[[], float] = time.time,
+        store: StoreLog | None = None,
     ) -> None:
         self.tree = LogState() if tree is None else tree
         self.is_resumed = tree is not None
@@ -63,8 +86,7 @@ class LiveLog:
         self.events: list[Event] = []
         self.privates: list[LogRow] = []
         """The rows with a private part, where no writer stores them."""
-        self.writer, self.clock = writer, clock
-        self.earlier: Earlier | None = None
+        self.writer, self.clock, self.store = writer, clock, store
         self.executions: dict[str, Execution] = {}
         """The runs at work here, and ended ones that may still have children."""
         self.dispatching: list[RunState] = []
@@ -89,17 +111,17 @@ class LiveLog:
         self.held_threads: dict[str, str | None] = {}
         """The threads that the store holds for children, each with the run that uses it; None if the run has ended."""
         self._sinks = list(sinks)
-        self._waiting: list[asyncio.Future[None]] = []
-        self._waiting_for_store: list[asyncio.Future[None]] = []
-        """Followers that want stored events only: they are not woken when an event is appended."""
+        self.waiting: Waiting = {}
+        self.waiting_for_store: Waiting = {}
+        """Readers that want stored events only: they are not woken when an event is appended."""
         self._run_sinks: dict[str, Sink] = EMPTY
         """Sinks that get the events of one run only."""
-        self._feeds: defaultdict[str, Feed] | None = None
-        """The events of each run, filled when the first follower of a single run comes."""
+        self._of_runs: defaultdict[str, OfRun] | None = None
+        """The events of each run, filled when the first reader of a single run comes."""
         if writer is not None:
-            writer.on_stored, writer.tree = self._wake_stored, self.tree
+            writer.on_stored, writer.tree = partial(_wake_all, self.waiting_for_store), self.tree
         self.watched = bool(self._sinks) or writer is not None
-        """True if the writer, a sink or a follower must get the next event at once."""
+        """True if the writer, a sink or a reader must get the next event at once."""
 
     def leave_thread(self, identity: RunIdentity) -> None:
         """Note that a child has ended or did not start: its held thread is released when the leg or the log ends."""
@@ -186,16 +208,16 @@ class LiveLog:
         return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
 
     def _pass_on(self, event: Event, private: Private | None) -> None:
-        """Give an event to the writer, to sinks and to followers."""
+        """Give an event to the writer, to sinks and to readers."""
         if private is not None or self.writer is not None:
             self._keep(LogRow(event.seq, 0, event, private))
         if self._sinks:
             deliver(event, self._sinks)
         if self._run_sinks and event.run_id in self._run_sinks:
             self._tell_sink(event)
-        if self._feeds is not None:
-            self._feeds[event.run_id].add(event)
-        if self._waiting:
+        if self._of_runs is not None:
+            self._of_runs[event.run_id].add(event)
+        if self.waiting:
             self._wake()
 
     def listen(self, run_id: str, sink: Sink) -> None:
@@ -216,7 +238,7 @@ class LiveLog:
 
     @property
     def closed(self) -> bool:
-        """True if no more events will come: followers end after the last one."""
+        """True if nothing works on the log now: its run has ended or waits, and its background tasks have ended."""
         return self.ended and not self.holders
 
     @property
@@ -228,7 +250,7 @@ class LiveLog:
     def close(self) -> None:
         """End or pause the log: the root run has ended or waits. Background tasks continue."""
         self.ended = True
-        self._wake_followers()
+        self._wake_readers()
 
     async def hold(self, run_id: str, call_id: str = "") -> None:
         """Let a run, or one call of it, wait for the next owner of the log. It ends only by a cancel."""
@@ -248,137 +270,433 @@ class LiveLog:
         self.close()
 
     def release(self, task_id: str) -> None:
-        """Note that a background task has ended, and wake the followers."""
+        """Note that a background task has ended, and wake the readers."""
         self.holders.pop(task_id, None)
-        self._wake_followers()
+        self._wake_readers()
         if self.on_release is not None:
             self.on_release()
 
-    def _wake_followers(self) -> None:
-        self._wake()
-        self._wake_stored()
-        if self.closed and self._feeds is not None:
-            for feed in self._feeds.values():
-                _wake_all(feed.waiting)
+    @property
+    def is_over(self) -> bool:
+        """True if no more events will come."""
+        return self.closed and not self.waits
 
-    def _ready(self, stored: bool) -> int:
-        """Return how many of `events` a follower may read."""
-        if not stored or self.writer is None:
-            return len(self.events)
-        return min(max(self.writer.stored_seq - self.first, 0), len(self.events))
+    @property
+    def stored_seq(self) -> int:
+        """The number of the last event that is stored; without a store, memory counts as one."""
+        return self.tree.seq if self.writer is None else self.writer.stored_seq
 
-    async def follow(
-        self, after: int = 0, until_end_of: str | None = None, *, past_waits: bool = False, stored: bool = False
-    ) -> AsyncIterator[Event]:
-        """Yield every event after number `after` as it comes, until the log closes or that run ends its leg.
+    def read(self, after: int = 0, *, live: bool = False, run_id: str = "") -> OwnedReader:
+        return OwnedReader(self, after, run_id, is_live=live or self.writer is None)
 
-        With `past_waits` it also waits while the root run waits for a human. With `stored` it yields an event only
-        once it is stored.
-        """
-        if after < self.first and self.earlier is not None:
-            async for event in self.earlier(after, self.first, True):
-                yield event
-        place, events = max(after - self.first, 0), self.events
-        while True:
-            # More may come while these are read.
-            while place < (ready := self._ready(stored)):
-                for event in events[place:ready]:
-                    yield event
-                    if event.__class__ is RunFinished and event.run_id == until_end_of:
-                        return
-                place = ready
-            waits = past_waits and self.waits
-            if self.earlier is not None and (self.lost or (self.closed and waits)):  # any process may continue it
-                async for event in self.earlier(self.first + place, None, past_waits or until_end_of is not None):
-                    yield event
-                    if event.__class__ is RunFinished and event.run_id == until_end_of:
-                        return
-                return
-            is_due = stored and self.writer is not None and self.writer.problem is None and place < len(events)
-            if self.closed and not waits and not is_due:
-                return
-            if stored and self.writer is not None:
-                await _wait_in(self._waiting_for_store)
-            else:
-                await self.changed()
+    async def history(self, after: int = 0) -> list[Event]:
+        """Return the events so far after a number, also deltas, and also those that previous owners appended."""
+        reader, events = self.read(after, live=True), list[Event]()
+        while self.store is not None and reader.seq < self.first and not self.lost:
+            events += await reader.take()
+        await reader.aclose()
+        return events + self.events[max(after - self.first, 0) :]
 
     def changed(self) -> asyncio.Future[None]:
         """Return a future that is done when something is appended, or the log is closed."""
         self.watched = True
-        return _wait_in(self._waiting)
+        future = self.waiting[future] = asyncio.get_running_loop().create_future()
+        return future
 
-    def feed(self, run_id: str) -> Feed:
+    def of_run(self, run_id: str) -> OfRun:
         """Return the events of one run. The first call sorts the events of all runs, once."""
         self.watched = True
-        if self._feeds is None:
-            self._feeds = defaultdict(partial(Feed, self))
+        if self._of_runs is None:
+            self._of_runs = defaultdict(OfRun)
             for event in self.events:
-                self._feeds[event.run_id].add(event)
-        return self._feeds[run_id]
-
-    def follow_run(self, run_id: str) -> AsyncIterator[Event]:
-        """Yield the events of one run until it ends for good or the log closes."""
-        if self.earlier is not None and (self.first or self.lost):  # some of them are only in the store
-            return self._follow_stored(run_id)
-        return self.feed(run_id).follow()
-
-    async def _follow_stored(self, run_id: str) -> AsyncIterator[Event]:
-        async for event in self.follow():
-            if event.run_id == run_id:
-                yield event
-                if isinstance(event, RunFinished) and not event.status.is_waiting:
-                    return
+                self._of_runs[event.run_id].add(event)
+        return self._of_runs[run_id]
 
     def thread_of(self, run_id: str) -> str:
         """Return the thread of a run; empty until its first event."""
         state = self.tree.runs.get(run_id)
         return "" if state is None else state.identity.thread_id
 
-    def _wake_stored(self) -> None:
-        _wake_all(self._waiting_for_store)
+    def _wake_readers(self) -> None:
+        self._wake()
+        _wake_all(self.waiting_for_store)
+        if (self.closed or self.lost) and self._of_runs is not None:
+            for events in self._of_runs.values():
+                _wake_all(events.waiting)
 
     def _wake(self) -> None:
-        self.watched = bool(self.writer or self._sinks or self._run_sinks or self._feeds is not None)
-        _wake_all(self._waiting)
-
-
-class Feed:
-    """The events of one run, for followers of that run only."""
-
-    __slots__ = ("_events", "_log", "waiting")
-
-    def __init__(self, log: LiveLog) -> None:
-        self._log = log
-        self._events: list[Event] = []
-        self.waiting: list[asyncio.Future[None]] = []
-
-    def add(self, event: Event) -> None:
-        self._events.append(event)
+        self.watched = bool(self.writer or self._sinks or self._run_sinks or self._of_runs is not None)
         _wake_all(self.waiting)
 
-    async def follow(self) -> AsyncIterator[Event]:
-        """Yield the run's events until it ends for good or the log closes."""
-        place = 0
-        while True:
-            while place < len(self._events):
-                event = self._events[place]
-                place += 1
-                yield event
-                if isinstance(event, RunFinished) and not event.status.is_waiting:
-                    return
-            if self._log.closed:
-                return
-            await _wait_in(self.waiting)
+
+class OfRun:
+    """The events of one run."""
+
+    __slots__ = ("events", "waiting")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.waiting: Waiting = {}
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        if self.waiting:
+            _wake_all(self.waiting)
 
 
-def _wait_in(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-    future = asyncio.get_running_loop().create_future()
-    waiting.append(future)
-    return future
+class OwnedReader:
+    """Reads a log of this process, and continues in the store where the log continues elsewhere.
+
+    Invariant: what another process may write again is never skipped. A reader of stored events is never beyond them. A
+    live one goes back to the last stored event when the log is lost, and says so.
+    """
+
+    def __init__(self, log: LiveLog, after: int, run_id: str, *, is_live: bool) -> None:
+        self._log, self._after, self._run_id, self._is_live = log, after, run_id, is_live
+        self.seq = after
+        self.ended = False
+        self._own = log.of_run(run_id) if run_id and is_live else None
+        """The events of one run, of a live reader of that run; else the list of the log is read."""
+        self._place = 0 if self._own is None else bisect_right(self._own.events, after, key=_SEQ)
+        """The place in that list."""
+        if self._own is not None:
+            self._waiting = self._own.waiting
+        else:
+            self._waiting = log.waiting if is_live else log.waiting_for_store
+        self._store: StoreReader | None = None
+        """Reads what previous owners appended and, once this reader has left the list, what the next ones append."""
+        self._has_paused = self._has_left = self._is_busy = False
+        self._notice: Event | None = None
+
+    @property
+    def ready(self) -> bool:
+        if self._has_left and self._store is not None:
+            return self._store.ready
+        is_before_list = self.seq < self._log.first and self._log.store is not None
+        return not self.ended and (is_before_list or bool(self._next(1)))
+
+    async def take(self, most: int = MOST) -> Sequence[Event]:
+        if self._is_busy:  # more is there than was taken: let others have their turn
+            self._is_busy = False
+            await asyncio.sleep(0)
+        log, has_waited = self._log, False
+        while not self.ended:
+            if self._has_left and self._store is not None:
+                return await self._take_stored(self._store, most)
+            # Before anything is read from the list: another process may have written its last events again.
+            if log.lost and log.store is not None:
+                await self._leave(log.store)
+                return ()
+            if self.seq < log.first and log.store is not None:
+                return await self._take_earlier(log.store, most)
+            if events := self._next(most):
+                self.seq, self._place = events[-1].seq, self._place + len(events)
+                self._is_busy, self._has_paused = len(events) == most, False
+                return of_run(events, self._run_id) if self._run_id and self._own is None else events
+            if log.closed and (self._is_live or log.stored_seq >= log.tree.seq or self._is_broken):
+                self.ended = not log.waits or log.lost
+                if not self._has_paused:
+                    self._has_paused = True
+                    break
+                if log.store is not None and log.stored_seq >= log.tree.seq:  # any process may continue it
+                    await self._leave(log.store)
+                    break
+            if has_waited:
+                break
+            log.watched = has_waited = True
+            future = self._waiting[future] = asyncio.get_running_loop().create_future()
+            try:
+                await future
+            finally:
+                self._waiting.pop(future, None)
+        return ()
+
+    def _next(self, most: int) -> list[Event]:
+        """Return the next events of the list, as far as this reader may see them."""
+        log = self._log
+        if self._own is not None:
+            return self._own.events[self._place : self._place + most]
+        first = max(self.seq - log.first, 0)
+        last = first + most if self._is_live else min(log.stored_seq - log.first, first + most)
+        return log.events[first : max(last, 0)]
+
+    @property
+    def _is_broken(self) -> bool:
+        """True if the rest of the list will not be stored."""
+        return self._log.writer is not None and self._log.writer.problem is not None
+
+    async def _take_earlier(self, store: StoreLog, most: int) -> Sequence[Event]:
+        """Return events that previous owners appended."""
+        first = self._log.first
+        reader = self._store = self._store or store.read(self.seq)
+        events = [event for event in await reader.take(most) if event.seq <= first]
+        is_all = reader.seq >= first or (not reader.ready and self._log.stored_seq >= first)
+        self.seq = first if is_all else reader.seq
+        if is_all:
+            await self.aclose()
+        return of_run(events, self._run_id)
+
+    async def _take_stored(self, reader: StoreReader, most: int) -> Sequence[Event]:
+        events = await reader.take(most)
+        self.seq, self.ended = reader.seq, reader.ended
+        return events
+
+    async def _leave(self, store: StoreLog) -> None:
+        """Continue in the store. If the log is lost, what this process had not stored is read again."""
+        log, stored = self._log, self._log.stored_seq
+        await self.aclose()
+        if log.lost and self.seq > stored >= self._after:
+            root = next(iter(log.tree.runs.values()), None)
+            message = f"another process continues the run: what comes after event {stored} happens again"
+            agent = "" if root is None else root.identity.agent
+            self._notice = ErrorRaised(
+                at=log.clock(), run_id=store.log_id, agent=agent, code="owner_lost", message=message
+            )
+        if log.lost:
+            self.seq = max(min(self.seq, stored), self._after)
+        self._store, self._has_left = store.read(self.seq, run_id=self._run_id), True
+
+    async def notice(self) -> Event | None:
+        if self._notice is not None:
+            found, self._notice = self._notice, None
+            return found
+        return await self._store.notice() if self._has_left and self._store is not None else None
+
+    async def rests(self) -> bool:
+        if self._has_left and self._store is not None:
+            return await self._store.rests()
+        return self._log.closed and not self._log.lost and not self.ready
+
+    async def aclose(self) -> None:
+        if self._store is not None:
+            await self._store.aclose()
+            self._store = None
 
 
-def _wake_all(waiting: list[asyncio.Future[None]]) -> None:
+Waiting = dict[asyncio.Future[None], object]
+"""Futures of readers, in the order in which they came."""
+
+
+def _wake_all(waiting: Waiting) -> None:
     for future in waiting:
         if not future.done():
             future.set_result(None)
+    waiting.clear()
+
+
+# --- storing
+
+
+class Gathering:
+    """The logs of one event loop that gather rows. They are written together, so they share transactions."""
+
+    def __init__(self) -> None:
+        self.writers: dict[LogWriter, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._together = 0
+        """The number of logs that were written together the last time."""
+
+    def add(self, writer: LogWriter) -> None:
+        self.writers[writer] = None
+        if self._timer is None:
+            seconds = min(max(GATHER, self._together * GATHER_FOR_EACH), LONGEST_GATHER)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
+
+    def _write(self) -> None:
+        """Write the gathered rows; in several turns of the event loop if there are many."""
+        self._timer, self._together = None, len(self.writers)
+        for writer in list(self.writers)[:MOST_TOGETHER]:
+            del self.writers[writer]  # reset here: the writer may be in another gathering by now
+            writer.write()
+        if self.writers:
+            self._timer = asyncio.get_running_loop().call_later(0, self._write)
+
+
+class LogWriter:
+    """Stores the rows of a log as its owner, in order, one transaction at a time.
+
+    Rows are added without waiting; `flush` returns when all of them are stored. A transient error is retried. When
+    another process owns the log, it calls `on_lost` and writes nothing more.
+
+    A write starts in a callback of the event loop, not in a task: all calls of one turn share it.
+    """
+
+    def __init__(self, log_id: str, store: DurableStore, epoch: int = 1, gathering: Gathering | None = None) -> None:
+        self.log_id, self._store, self.epoch = log_id, store, epoch
+        self.on_lost: Callable[[Exception], None] | None = None
+        self.fresh_until = inf
+        """The boot-clock time until which the lease is certain to hold; each renewal moves it."""
+        self.rows: list[LogRow] = []
+        self._extra: LogBatch | None = None
+        """Runs, threads and replies for the next write."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_due = self._is_writing = False
+        self._is_gathering = False
+        self.gathering = gathering or Gathering()
+        self.problem: Exception | None = None
+        """The reason why nothing more can be stored."""
+        self._backoff: Backoff | None = None
+        """The pauses between attempts, while the store cannot be written."""
+        self.is_released = self.is_leaving = False
+        """The log was released; it is being released."""
+        self.stored_seq = 0
+        """The number of the last event that is stored."""
+        self.on_stored: Callable[[], None] | None = None
+        self.tree: LogState | None = None
+        """The state after all rows so far."""
+        self._counts: tuple[str, int, int] | None = ("running", 0, 0) if epoch == 1 else None
+        """The status, the questions and the children that are stored, if this process knows them. A run begins as running."""
+
+    def notify(self) -> None:
+        """Store the rows soon, without waiting."""
+        if not self._is_gathering and not self._is_writing:
+            self._is_gathering = True
+            self.gathering.add(self)
+
+    def flush(self) -> asyncio.Future[None]:
+        """Return a future that is done when all rows appended so far are stored."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        if self.problem is not None:
+            done.set_exception(self.problem)
+            return done
+        if not self.rows and self._extra is None and not self._is_writing:
+            done.set_result(None)
+            return done
+        self._waiting.append(done)
+        if not self._is_writing and not self._is_due:
+            self._is_due = True
+            loop.call_soon(self.write)
+        return done
+
+    async def confirm(self) -> None:
+        """Raise OwnershipLost if the lease has run out and another process owns the log, so that a process that was frozen
+        starts no work."""
+        if boot_seconds() >= self.fresh_until:
+            await self._store.write(LogBatch(log_id=self.log_id, epoch=self.epoch))
+
+    async def hold_thread(self, thread_id: str, user_id: str | None) -> str | None:
+        """Hold a thread for a child in the store; if another run has it, return that run."""
+        return await self._store.hold_thread(self.log_id, self.epoch, thread_id, user_id)
+
+    async def holder_of(self, thread_id: str) -> str | None:
+        return await self._store.holder_of(thread_id)
+
+    async def settle(
+        self,
+        *,
+        runs: Sequence[RunRecord] = (),
+        threads: Sequence[ThreadUpdate] = (),
+        replies: Sequence[Reply] = (),
+        left: Sequence[str] = (),
+        released: bool = False,
+        ended: bool = False,
+        rests: bool = False,
+    ) -> None:
+        """Flush, with these records in the same transaction; with `released` or `ended` it is the last write."""
+        extra = self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
+        extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
+        extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
+        extra.released |= released
+        extra.ended |= ended
+        extra.rests |= rests
+        self.is_leaving |= released or ended
+        await self.flush()
+
+    def stop(self, problem: Exception) -> None:
+        """Store nothing more; every waiting `flush` raises the problem."""
+        self.problem = self.problem or problem
+        self._stop_gathering()
+        _resolve(self._waiting, self.problem)
+
+    def _stop_gathering(self) -> None:
+        if self._is_gathering:
+            self._is_gathering = False
+            self.gathering.writers.pop(self, None)
+
+    def write(self) -> None:
+        """Start to store all rows."""
+        self._is_due = False
+        self._stop_gathering()
+        if self._is_writing or self.problem is not None:
+            return
+        if not self.rows and self._extra is None:
+            _resolve(self._waiting)
+            return
+        batch, self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch), None
+        batch.rows = self.rows[:]
+        self.rows.clear()
+        batch.summary = self._changed_summary(batch)
+        waiting, self._waiting = self._waiting, []
+        self._send(batch, waiting)
+
+    def _changed_summary(self, batch: LogBatch) -> SummaryUpdate | None:
+        """Return how the log stands after a batch; None if that is as before, but for usage, or the root has not begun."""
+        if self.tree is None or not self.tree.runs or not any(row.event.__class__ in CHANGING for row in batch.rows):
+            return None
+        summary = self.tree.summary()
+        counts = summary.status, summary.questions, summary.children
+        if counts == self._counts:
+            return None
+        self._counts = counts
+        identity = next(iter(self.tree.runs.values())).identity
+        return SummaryUpdate(identity.thread_id, identity.user_id, summary)
+
+    def _send(self, batch: LogBatch, waiting: list[asyncio.Future[None]]) -> None:
+        self._is_writing = True
+        try:
+            written = self._store.write(batch)
+        except RetinueError as exc:
+            written = asyncio.get_running_loop().create_future()
+            written.set_exception(exc)
+        written.add_done_callback(partial(self._written, batch, waiting))
+
+    def _written(self, batch: LogBatch, waiting: list[asyncio.Future[None]], done: asyncio.Future[None]) -> None:
+        error = StoreError(self._store.place, "it was closed") if done.cancelled() else done.exception()
+        if isinstance(error, StoreError) and error.transient and self.problem is None:
+            if self._backoff is None:
+                _log.error("run %s waits for its store: %s", self.log_id, error)
+                self._backoff = Backoff()
+            asyncio.get_running_loop().call_later(self._backoff.next(), self._send, batch, waiting)
+            return
+        self._is_writing = False
+        if error is not None:
+            self._fail(error, waiting)
+            return
+        if self._backoff is not None:
+            self._backoff = None
+            _log.warning("run %s continues: its store can be written again", self.log_id)
+        self.is_released = self.is_leaving = batch.released or batch.ended
+        if batch.rows:
+            self.stored_seq = batch.rows[-1].seq
+            if self.on_stored is not None:
+                self.on_stored()
+        _resolve(waiting)
+        if self._waiting or self._extra is not None:
+            self.write()
+        elif self.rows:
+            self.notify()
+
+    def _fail(self, error: BaseException, waiting: list[asyncio.Future[None]]) -> None:
+        """Stop for good, and report the first problem."""
+        problem = error if isinstance(error, Exception) else StoreError(self._store.place, "it was closed")
+        first, self.problem = self.problem is None, self.problem or problem
+        if first:
+            level = logging.INFO if isinstance(problem, OwnershipLost) else logging.ERROR
+            _log.log(level, "the log of run %s can no longer be stored: %s", self.log_id, problem)
+        _resolve(waiting, self.problem)
+        _resolve(self._waiting, self.problem)
+        if first and self.on_lost is not None:
+            self.on_lost(self.problem)
+
+
+def _resolve(waiting: list[asyncio.Future[None]], problem: Exception | None = None) -> None:
+    for done in waiting:
+        if done.done():
+            continue
+        if problem is None:
+            done.set_result(None)
+        else:
+            done.set_exception(problem)
+            done.exception()  # mark the exception as retrieved
     waiting.clear()

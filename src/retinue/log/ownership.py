@@ -18,7 +18,6 @@ from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
 from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, Wish
-from .writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +32,20 @@ _here: dict[str, asyncio.AbstractEventLoop] = {}
 """The open owners of this process, with their event loops."""
 
 
+class Lease(Protocol):
+    """The right to write a log."""
+
+    fresh_until: float
+    """The boot-clock time until which it is certain to hold."""
+    is_leaving: bool
+    """True while it is being given up."""
+
+
 class Owned(Protocol):
     """A log that this process owns."""
 
     @property
-    def writer(self) -> LogWriter | None: ...
+    def writer(self) -> Lease | None: ...
 
     def receive(self, wish: Wish) -> object:
         """Carry out a wish, or refuse it, soon."""

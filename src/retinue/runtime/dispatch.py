@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
@@ -28,9 +27,7 @@ from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time
 from ..storage.sql import SqlStore
-from .followed import FollowedLog
 from .inbox import encode_start
-from .reading import read_events
 from .run import Opened, Run
 
 if TYPE_CHECKING:
@@ -202,8 +199,7 @@ class Dispatcher:
         async def work() -> RunResult[Any]:
             if beginning is not None:
                 await beginning
-            read = partial(read_events, self._runs, self.store, identity.run_id)
-            opened.set_result((FollowedLog(read, 0, self._jobs.start), 0))
+            opened.set_result((self._runs.stored_log(identity.run_id), 0))
             warning = self._jobs.start(self._warn_if_unserved(identity.run_id))
             try:
                 return await self._runs.result(identity.run_id)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,20 +28,19 @@ from ..core.errors import (
     StoreError,
     UnknownAgent,
 )
-from ..core.events import RunFinished, RunStarted, ToolCallResumed
+from ..core.events import RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
 from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
 from ..log.ask import Refusal, decode_reply, encode_cancel, make_wish, read_cancel
 from ..log.fold import fold_all
-from ..log.owned import LiveLog
+from ..log.owned import LogWriter
 from ..log.ownership import Owner, is_gone
 from ..log.state import LogState, RunState
-from ..log.writer import LogWriter
 from ..loop.tickets import encode_decisions
 from .inbox import NoModel, StoredStart, decode_start, restored
 from .live import LiveRun
-from .reading import StoredEvents, read_events
+from .reading import StoredEvents
 from .run import Opened
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ class Elsewhere:
 
         A run that has not begun has no rows, so its log is not read.
         """
-        writer = LogWriter(log_id, self._store, epoch)
+        writer = LogWriter(log_id, self._store, epoch, self._runs.gathering)
         try:
             if first is not None:
                 wishes = await self._store.wishes_for(log_id) if first.has_wishes else ()
@@ -157,6 +155,7 @@ class Elsewhere:
             stored = stored or StoredLog()
             tree = fold_all(stored.rows, self._store.place, log_id)
             tree.seq, tree.sub = stored.seq, stored.sub
+            writer.stored_seq = stored.seq
             state = tree.runs.get(log_id)
             if state is None:
                 return await self._begin(record, writer, wishes)
@@ -393,17 +392,8 @@ class Elsewhere:
 
     async def _last_leg(self, record: RunRecord) -> Opened:
         """Return the log of an answered run, and the number of the last event before its new leg."""
-        store, log, run_id = self._store, LiveLog(), record.identity.run_id
-        first = last = 0
+        first = 0
         for event in await StoredEvents(self._runs, record.log_id).so_far():
-            if isinstance(event, RunStarted) and event.run_id == run_id:
-                first, last = event.seq - 1, 0
-            elif isinstance(event, RunFinished) and event.run_id == run_id:
-                last = event.seq
-        log.earlier = partial(read_events, self._runs, store, record.log_id)
-        if last and await store.owner_of(record.log_id) is None:
-            log.first = last
-            log.close()
-        else:
-            log.first, log.lost = first, True
-        return log, first
+            if isinstance(event, RunStarted) and event.run_id == record.identity.run_id:
+                first = event.seq - 1
+        return self._runs.stored_log(record.log_id), first

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from ..core.errors import RetinueError
 from ..core.events import Event, RunFinished, RunStarted, TaskUpdated
 from ..core.runs import RunResult, RunStatus
+from ..log.read import MOST, of_run
 
 _OPEN_TASK = ("PENDING", "RUNNING")
 
@@ -56,13 +56,13 @@ class FollowedLog:
     ) -> None:
         self._read, self._first, self._spawn, self._closed = read, first, spawn, closed
         self._progress = Progress()
-        self._events: list[Event] = []
-        self._places: list[int] = []
+        self.events: list[Event] = []
+        self.places: list[int] = []
         """The number of each event; a notice, which has none, has that of the event before it."""
         self._threads: dict[str, str] = {}
         self.results: dict[str, RunResult] = {}
-        self._is_closed = False
-        self._problem: RetinueError | None = None
+        self.is_closed = False
+        self.problem: RetinueError | None = None
         self._followers = 0
         self._reading: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -70,71 +70,47 @@ class FollowedLog:
     def thread_of(self, run_id: str) -> str:
         return self._threads.get(run_id, "")
 
-    async def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
-        place = bisect_right(self._places, after)
-        with self._follower():
-            while True:
-                while place < len(self._events):
-                    event = self._events[place]
-                    place += 1
-                    if 0 < event.seq <= after:
-                        continue
-                    yield event
-                    if isinstance(event, RunFinished) and event.run_id == until_end_of:
-                        return
-                if self._problem is not None:
-                    raise self._problem
-                if self._is_closed:
-                    return
-                await self._change()
+    def read(self, after: int = 0, *, live: bool = False, run_id: str = "") -> FollowedReader:
+        return FollowedReader(self, after, run_id)
 
-    async def follow_run(self, run_id: str) -> AsyncIterator[Event]:
-        async for event in self.follow():
-            if event.run_id == run_id:
-                yield event
-                if isinstance(event, RunFinished) and not event.status.is_waiting:
-                    return
-
-    @contextlib.contextmanager
-    def _follower(self) -> Generator[None]:
+    def join(self) -> None:
         """Read while there is a follower."""
         self._followers += 1
-        if self._reading is None and not self._is_closed:
+        if self._reading is None and not self.is_closed:
             self._reading = self._spawn(self._read_all())
-        try:
-            yield
-        finally:
-            self._followers -= 1
-            if not self._followers and self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
+
+    def leave(self) -> None:
+        self._followers -= 1
+        if not self._followers and self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     async def _read_all(self) -> None:
-        events = self._read(self._places[-1] if self._places else 0)
+        events = self._read(self.places[-1] if self.places else 0)
         try:
             async for event in events:
                 if isinstance(event, RunStarted):
                     self._threads[event.run_id] = event.thread_id
-                self._places.append(event.seq or (self._places[-1] if self._places else 0))
-                self._events.append(event)
+                self.places.append(event.seq or (self.places[-1] if self.places else 0))
+                self.events.append(event)
                 if event.seq:
                     self._progress.note(event)
                 if event.seq > self._first and self._progress.rests:
                     break
                 self._wake()
         except RetinueError as exc:
-            self._problem = exc
+            self.problem = exc
         except asyncio.CancelledError:
             if self._reading is asyncio.current_task() and self._closed is not None:
-                self._problem = self._closed()
+                self.problem = self._closed()
                 self._wake()
             raise
         finally:
             await events.aclose()
-        self._is_closed = True
+        self.is_closed = True
         self._wake()
 
-    def _change(self) -> asyncio.Future[None]:
+    def change(self) -> asyncio.Future[None]:
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         return asyncio.shield(self._changed)
@@ -143,3 +119,47 @@ class FollowedLog:
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
+
+
+class FollowedReader:
+    """A place in a followed log. Notices are among the events."""
+
+    def __init__(self, log: FollowedLog, after: int, run_id: str) -> None:
+        self._log, self.seq, self._after, self._run_id = log, after, after, run_id
+        self._place = bisect_right(log.places, after)
+        self._is_follower = False
+
+    @property
+    def ready(self) -> bool:
+        return self._place < len(self._log.events)
+
+    @property
+    def ended(self) -> bool:
+        return self._log.is_closed and self._log.problem is None and not self.ready
+
+    async def take(self, most: int = MOST) -> Sequence[Event]:
+        log = self._log
+        if not self._is_follower:
+            self._is_follower = True
+            log.join()
+        while not self.ready and not log.is_closed:
+            if log.problem is not None:
+                raise log.problem
+            await log.change()
+        if not self.ready and log.problem is not None:
+            raise log.problem
+        events = log.events[self._place : self._place + most]
+        self._place += len(events)
+        self.seq = max([self.seq, *[event.seq for event in events]])
+        return of_run([event for event in events if not 0 < event.seq <= self._after], self._run_id)
+
+    async def notice(self) -> Event | None:
+        return None
+
+    async def rests(self) -> bool:
+        return self.ended
+
+    async def aclose(self) -> None:
+        if self._is_follower:
+            self._is_follower = False
+            self._log.leave()

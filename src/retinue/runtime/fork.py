@@ -15,8 +15,8 @@ from ..core.rows import LogRow, Private
 from ..core.stores import Placement, RunRecord, ThreadRecord, title_of
 from ..log.fold import fold_all
 from ..log.fork import Copy, check_place
+from ..log.owned import LogWriter
 from ..log.state import LogState, RunState, with_ids
-from ..log.writer import LogWriter
 from ..loop.execution import start_leg
 from ..loop.tickets import match_decisions
 from .inbox import encode_start, restored
@@ -110,7 +110,7 @@ async def _store_copy(
             request, replace(state.request, problem="the process that forked it ended before it was done")
         )
         await owner.store.begin_run(record, start, owner.id, owner.lease, placement=placement)
-        writer = LogWriter(identity.run_id, owner.store)
+        writer = LogWriter(identity.run_id, owner.store, gathering=runs.gathering)
         writer.rows.extend(copy.rows)
     log = runs.make_log(writer, tree)
     if writer is None:

@@ -22,10 +22,9 @@ from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBu
 from ..core.rows import Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
-from ..log.owned import LiveLog
+from ..log.owned import LiveLog, LogWriter
 from ..log.ownership import Owner
 from ..log.state import RunState
-from ..log.writer import LogWriter
 from ..loop.execution import Execution, close_run, result_of, start_leg
 from ..loop.leaving import is_idle
 from ..loop.placed_call import execute_call

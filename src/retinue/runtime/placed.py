@@ -29,11 +29,11 @@ from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
 from ..log.ask import Wanted, encode_cancel, encode_wanted, make_wish
 from ..log.owned import Widen
+from ..log.read import read_until
 from ..log.state import LogState
 from ..loop.execution import Execution
 from ..loop.phases import HookTable
 from .placed_calls import PlacedCalls
-from .reading import read_events
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -289,7 +289,13 @@ class _Follower:
         await retry(self._copy)
 
     async def _copy(self, *, until_result: bool = False) -> None:
-        reading = read_events(self._runs, self._store, self._run_id, self._seen, until_result=until_result)
+        log = self._runs.stored_log(self._run_id)
+        reader = log.read(self._seen)
+
+        async def is_settled() -> bool:
+            return await log.is_settled(reader.seq)
+
+        reading = read_until(reader, idle=is_settled if until_result else None, notices=True)
         async with aclosing(reading) as events:
             async for event in events:
                 if not event.seq and isinstance(event, ErrorRaised):  # why nothing comes

@@ -172,11 +172,8 @@ class PlacedCalls:
 
 async def _reports_of(x: Execution, call_id: str) -> int:
     """Return the number of reports that the run's log has of a call since it was last started or resumed."""
-    log, count = x.log, 0
-    events = list(log.events)
-    if log.earlier is not None and log.first > 0:
-        events = [event async for event in log.earlier(0, log.first, True)] + events
-    for event in events:
+    count = 0
+    for event in await x.log.history():
         if event.run_id != x.run_id or getattr(event, "call_id", None) != call_id:
             continue
         if isinstance(event, ToolCallReady | ToolCallResumed):

@@ -1,17 +1,15 @@
-"""The stored events of a log: read by the process that works on it, by others that follow it, and by servers."""
+"""The stored events of a log, and what the store knows of it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from heapq import merge
 from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
-from ..core.engine import QUEUE_UNSERVED
-from ..core.errors import ConfigurationError, UnknownRun
-from ..core.events import AnyEvent, ErrorRaised, Event, TaskUpdated
-from ..core.stores import DurableStore, StoredLog
+from ..core.errors import ConfigurationError
+from ..core.events import AnyEvent, TaskUpdated
+from ..core.stores import StoredLog
 from ..log.ownership import is_orphan
 from ..tasks.task import TaskStatus
 from .inbox import decode_start
@@ -19,104 +17,6 @@ from .inbox import decode_start
 if TYPE_CHECKING:
     from ..wire.snapshot import SnapshotTree
     from .runs import LocalRuns
-
-LOOK_AGAIN = 5.0
-"""Seconds between two reads of a log that another process writes, unless a change is notified."""
-BATCH = 1000
-
-
-async def read_events(
-    runs: LocalRuns,
-    store: DurableStore,
-    log_id: str,
-    after: int = 0,
-    until: int | None = None,
-    past_waits: bool = True,
-    *,
-    until_result: bool = False,
-) -> AsyncGenerator[Event]:
-    """Yield the events of a stored log after number `after`, old and new, until it ends or is pruned.
-
-    With `until`, up to that number. Without `past_waits`, also until nobody works on it because its run waits. With
-    `until_result`, also until its run has ended or is suspended, whatever its tasks do.
-
-    Between the events come notices, with the number 0, that say why nothing has come for a while.
-    """
-    if runs.dispatcher is not None:
-        await runs.dispatcher.wait_until_begun(log_id)
-    known, silence = False, _Silence(runs, store, log_id)
-    with store.watch(log_id) as watch:
-        while True:
-            rests = False
-            if until_result or not past_waits:  # before the read, to miss no events
-                record = await store.load_run(log_id)
-                rests = record is not None and record.result is not None
-                rests = rests and (until_result or await store.owner_of(log_id) is None)
-            found = await store.read_events(log_id, after, BATCH)
-            if found is None:
-                if known:
-                    return
-                raise UnknownRun(log_id)
-            known = True
-            events, ended = found
-            for event in events:
-                if until is not None and event.seq > until:
-                    return
-                after = event.seq
-                yield event
-            if ended or (until is not None and after >= until) or (rests and not events):
-                return
-            if events:
-                silence.end()
-                continue
-            if (notice := await silence.explain(after)) is not None:
-                yield notice
-            await watch.wait(silence.pause)
-
-
-class _Silence:
-    """Explains to one reader why nothing comes: the owner of the log is gone, or no worker can take its run."""
-
-    def __init__(self, runs: LocalRuns, store: DurableStore, log_id: str) -> None:
-        self._runs, self._store, self._log_id = runs, store, log_id
-        self._now = asyncio.get_running_loop().time
-        self._unserved_after = float("inf") if runs.dispatcher is None else runs.dispatcher.unserved_after
-        """Seconds after which the reader is told, once, that no worker can take the run."""
-        self.end()
-
-    def end(self) -> None:
-        """Note that an event has come."""
-        self._is_lost, self._checked = False, self._now()
-        self._check_workers_at = self._checked + self._unserved_after
-
-    @property
-    def pause(self) -> float:
-        """Seconds after which to read again, if no change is notified."""
-        return min(LOOK_AGAIN, max(self._check_workers_at - self._now(), 0.02))
-
-    async def explain(self, after: int) -> Event | None:
-        """Return a notice if the owner is gone, if there is an owner again, or if no worker can take the run."""
-        now, dispatcher = self._now(), self._runs.dispatcher
-        if dispatcher is not None and now >= self._check_workers_at:
-            self._check_workers_at = now + self._unserved_after
-            if (problem := await dispatcher.unserved(self._log_id)) is not None:
-                self._unserved_after = self._check_workers_at = float("inf")
-                return await self._notice(QUEUE_UNSERVED, problem)
-        if after and now - self._checked > LOOK_AGAIN / 2:
-            self._checked = now
-            found = await self._store.open_logs(self._log_id)
-            if found and is_orphan(found[0]) is not self._is_lost:
-                self._is_lost = not self._is_lost
-                if self._is_lost:
-                    message = "the process that worked on the run is gone: the run waits for another process"
-                    return await self._notice("owner_lost", message)
-                return await self._notice("owner_found", "another process continues the run")
-        return None
-
-    async def _notice(self, code: str, message: str) -> Event:
-        record = await self._store.load_run(self._log_id)
-        agent = "" if record is None else record.identity.agent
-        return ErrorRaised(at=self._runs.clock(), run_id=self._log_id, agent=agent, code=code, message=message)
 
 
 class StoredEvents:
@@ -130,7 +30,7 @@ class StoredEvents:
 
     def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events after a number, each once it is stored, until the run and every task under it have ended."""
-        return cast("AsyncIterator[AnyEvent]", self._runs.events(self.log_id, after, stored=True))
+        return cast("AsyncIterator[AnyEvent]", self._runs.events(self.log_id, after))
 
     async def so_far(self) -> list[AnyEvent]:
         """Return the events that are stored now. Deltas are left out where the log is in a database."""

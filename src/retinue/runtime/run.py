@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from ..core.concurrency import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost
-from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Event, Namespace, RunFinished, TextDelta
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, RunFinished, TextDelta
 from ..core.runs import Out, RunResult
 from ..core.state import PersistedState
+from ..log.read import RunLog, end_of, leg_of, read_until
 from ..wire.parts import Mode, PartsProjection, StreamPart
-
-
-class RunLog(Protocol):
-    """The events of a run and of everything under it, as handles read them."""
-
-    results: dict[str, RunResult]
-    """The results of runs that are known in full."""
-
-    def follow(self, after: int = 0, until_end_of: str | None = None) -> AsyncIterator[Event]:
-        """Yield the events after a number until the log closes or that run ends its leg."""
-        ...
-
-    def follow_run(self, run_id: str) -> AsyncIterator[Event]:
-        """Yield the events of one run until it ends for good or the log closes."""
-        ...
-
-    def thread_of(self, run_id: str) -> str:
-        """Return the thread of a run; empty until its first event."""
-        ...
 
 
 class RunHome(Protocol):
@@ -62,10 +45,11 @@ class RunHandle(Generic[Out]):
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
         log, first = await self._open()
-        depth, events = len(self._ns), cast("AsyncIterator[AnyEvent]", log.follow(first, self.run_id))
-        async for event in events:
-            if event.ns[:depth] == self._ns:
-                yield event
+        depth, reader = len(self._ns), log.read(first, live=True)
+        async with aclosing(read_until(reader, leg_of(self.run_id), reader.rests, notices=True)) as events:
+            async for event in events:
+                if event.ns[:depth] == self._ns:
+                    yield cast("AnyEvent", event)
 
     if not TYPE_CHECKING:
 
@@ -79,8 +63,10 @@ class RunHandle(Generic[Out]):
     async def events(self) -> AsyncIterator[AnyEvent]:
         """The events of this run alone, without those of its children, until it ends."""
         log, _ = await self._open()
-        async for event in log.follow_run(self.run_id):
-            yield cast("AnyEvent", event)
+        reader = log.read(live=True, run_id=self.run_id)
+        async with aclosing(read_until(reader, end_of(self.run_id), reader.rests)) as events:
+            async for event in events:
+                yield cast("AnyEvent", event)
 
     @property
     def text(self) -> TextStream:
@@ -91,7 +77,7 @@ class RunHandle(Generic[Out]):
     async def children(self) -> AsyncIterator[ChildRun]:
         """The children of this run, as they start."""
         log, _ = await self._open()
-        async for event in log.follow_run(self.run_id):
+        async for event in self.events:
             if isinstance(event, ChildStarted):
                 yield ChildRun(event, log, self._home)
 
@@ -100,11 +86,10 @@ class RunHandle(Generic[Out]):
         project, depth = PartsProjection(modes), len(self._ns)
         log, first = await self._open()
         if first:  # an answer continues calls and sub-agents of before
-            async for event in log.follow(0):
-                if event.seq <= first:
-                    project(event)
-                if event.seq >= first:
-                    break
+            async with aclosing(read_until(log.read(live=True), lambda event: event.seq >= first)) as earlier:
+                async for event in earlier:
+                    if event.seq <= first:
+                        project(event)
         async for event in self:
             for part in project(event):
                 if part["ns"][:depth] == self._ns:
@@ -146,7 +131,9 @@ class Run(RunHandle[Out]):
         if isinstance(self._opened, asyncio.Future):
             return super().__aiter__()
         log, first = self._opened  # every event of its log is its own: no second generator for each of them
-        return cast("AsyncIterator[AnyEvent]", log.follow(first, self.run_id))
+        reader = log.read(first, live=True)
+        stop = leg_of(self.run_id)
+        return cast("AsyncIterator[AnyEvent]", read_until(reader, stop, reader.rests, notices=True))
 
     @property
     def ended(self) -> bool:
@@ -189,8 +176,10 @@ class Run(RunHandle[Out]):
     async def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events of the log after number `after`, until the run has ended or waits, and its tasks have ended."""
         log, _ = await self._open()
-        async for event in log.follow(after):
-            yield cast("AnyEvent", event)
+        reader = log.read(after, live=True)
+        async with aclosing(read_until(reader, idle=reader.rests, notices=True)) as events:
+            async for event in events:
+                yield cast("AnyEvent", event)
 
     async def _open(self) -> Opened:
         if not isinstance(self._opened, asyncio.Future):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..backends.background import LocalBackground
@@ -41,17 +40,17 @@ from ..core.stores import (
     WhenBusy,
     title_of,
 )
-from ..log.owned import LendSlot, LiveLog
+from ..log.owned import Gathering, LendSlot, LiveLog, LogWriter
 from ..log.ownership import Owner
+from ..log.read import RunLog, StoreLog, leg_of, read_until
 from ..log.state import LogState, with_ids
-from ..log.writer import Gathering, LogWriter
 from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
 from .inbox import cancel_task, decode_start
 from .live import LiveRun
-from .reading import StoredEvents, read_events
+from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Opened, Run, RunLog
+from .run import Opened, Run
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -93,7 +92,7 @@ class LocalRuns:
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
         self.backend.run_alone = self.run_alone
         self.background = registry.background = LocalBackground(self.backend)
-        self._gathering = Gathering()
+        self.gathering = Gathering()
         self._live: dict[str, LiveRun] = {}
         self._over: dict[str, None] = {}
         """Without a store: the runs in `_live` that are complete, the oldest first."""
@@ -143,7 +142,7 @@ class LocalRuns:
         line = () if new_thread else self._line(identity.thread_id)
         if line and (when_busy == "reject" or not all(run.is_of_this_loop() for run in line)):
             raise ThreadBusy(identity.thread_id, line[0].run_id)
-        writer = None if self.owner is None else LogWriter(identity.run_id, self.owner.store)
+        writer = None if self.owner is None else LogWriter(identity.run_id, self.owner.store, gathering=self.gathering)
         log = self.make_log(writer, sinks=sinks)
         x = self.backend.open(request, log)
         record = RunRecord(
@@ -176,9 +175,10 @@ class LocalRuns:
         return await _result_for(run, given, request.timeout)
 
     def make_log(self, writer: LogWriter | None, tree: LogState | None = None, sinks: Sequence[Sink] = ()) -> LiveLog:
-        log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock)
+        store = None
         if self.owner is not None and writer is not None:
-            log.earlier = partial(read_events, self, self.owner.store, writer.log_id)
+            store = StoreLog(self.owner.store, writer.log_id, self.clock, self.dispatcher)
+        log = LiveLog((*self.backend.sinks, *sinks), tree, writer, self.clock, store)
         log.lend_slot = self.lend_slot
         return log
 
@@ -216,7 +216,6 @@ class LocalRuns:
         if self.owner is not None and run.writer is not None:
             run.log.is_leaving = self.owner.is_leaving  # also if the process stops since the log was claimed
             run.writer.on_lost, run.writer.fresh_until = run.lose, self.owner.fresh_until
-            run.writer.gathering = self._gathering
             if stored:
                 self.owner.add(run.run_id, run)
         return run
@@ -324,7 +323,7 @@ class LocalRuns:
         if accepted is not None:
             accepted(RunRecord(identity=child.identity, started_at=child.since), (log, first))
         if child.status is RunStatus.RUNNING:
-            async for _ in log.follow(log.tree.seq, run_id):
+            async for _ in read_until(log.read(log.tree.seq, live=True), leg_of(run_id)):
                 pass
         return log.results[run_id] if run_id in log.results else await self.result(run_id)
 
@@ -398,11 +397,17 @@ class LocalRuns:
             return await self.handle(run).result()
         return await self._others(run_id).result(run_id)
 
-    def events(self, run_id: str, after: int, *, stored: bool = False) -> AsyncIterator[Event]:
-        run = self.get(run_id)
-        if run is not None:
-            return run.log.follow(after, past_waits=True, stored=stored)
-        return read_events(self, self._others(run_id).owner.store, run_id, after)
+    def log(self, log_id: str) -> LiveLog | StoreLog:
+        """Return the log of a root run: the one in memory if this process owns it, else the one in the store."""
+        run = self.get(log_id)
+        return self.stored_log(log_id) if run is None else run.log
+
+    def stored_log(self, log_id: str) -> StoreLog:
+        return StoreLog(self._others(log_id).owner.store, log_id, self.clock, self.dispatcher)
+
+    def events(self, log_id: str, after: int) -> AsyncGenerator[Event]:
+        """Yield the stored events of a log after a number until it ends, and why none come."""
+        return read_until(self.log(log_id).read(after), notices=True)
 
     def typed(self, record: RunRecord) -> RunResult:
         """Return a stored result, with its output as the type that its agent gives."""

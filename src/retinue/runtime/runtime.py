@@ -466,7 +466,7 @@ class Runtime:
         return await self._runs.result(run_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[AnyEvent]:
-        """Iterate over the log of a run after event number `after`: stored events, then new ones.
+        """Iterate over the log of a run after event number `after`: stored events, then new ones once they are stored.
 
         It ends when the run and every task under it have ended. A run that waits for a human is waited for. With a
         store the run may be another process's, or one that ended long ago.

@@ -73,8 +73,12 @@ def pack_rows(log_id: str, rows: Iterable[LogRow]) -> list[PackedRow]:
     for is_delta, group in groupby(rows, _is_delta):
         if is_delta:
             deltas: list[Any] = [row.event for row in group]
-            for first in range(0, len(deltas), MOST_ROWS):
-                some = deltas[first : first + MOST_ROWS]
+            first = size = 0
+            for last, delta in enumerate(deltas, 1):
+                size += len(delta.delta)
+                if last - first < MOST_ROWS and size < MOST_BYTES and last < len(deltas):
+                    continue
+                some, first, size = deltas[first:last], last, 0
                 body = to_json_anyway(_as_message(some) or some)
                 packed.append((log_id, some[-1].seq, 0, DELTAS_KIND, len(some), body, None))
         else:
@@ -169,19 +173,22 @@ def _merged(events: list[Event], parts: list[tuple[int, int, Private]]) -> list[
     return rows
 
 
-def read_events(link: Link, log_id: str, after: int, limit: int) -> tuple[list[Event], bool] | None:
-    """Read the next public events of a log; also return whether it has ended with them."""
+def read_events(link: Link, log_id: str, after: int, limit: int, most_bytes: int) -> tuple[list[Event], bool] | None:
+    """Read the next public events of a log, in whole packs; also return whether it has ended with them."""
     # Read `ended` first, so that rows written between the two queries are not missed.
     log = link.run("SELECT ended FROM logs WHERE log_id = ?", log_id)
     if not log:
         return None
-    numbers = "SELECT seq FROM events WHERE log_id = ? AND seq > ? AND held > 0 ORDER BY seq LIMIT ?"
-    there = [row[0] for row in link.run(numbers, log_id, after, limit)]
-    # A pack may hold many events: read no more packs than are needed.
-    enough = next((seq for seq in there if seq - after >= limit), None)
-    last = enough or (there[-1] if there else after)
+    packs = "SELECT seq, length(body) FROM events WHERE log_id = ? AND seq > ? AND held > 0 ORDER BY seq LIMIT ?"
+    there: list[tuple[int, int]] = link.run(packs, log_id, after, limit)
+    last = size = 0
+    for seq, length in there:  # a pack may hold many events: read no more packs than are needed
+        size += length
+        if last and (last - after >= limit or size > most_bytes):
+            break
+        last = seq
+    is_all = len(there) < limit and last == (there[-1][0] if there else 0) and last - after < limit
     bodies = "SELECT body FROM events WHERE log_id = ? AND seq > ? AND seq <= ? AND held > 0 ORDER BY seq"
-    is_all = enough is None and len(there) < limit
     events: list[Event] = []
     for (body,) in link.run(bodies, log_id, after, last):
         events += unpack_events(body)

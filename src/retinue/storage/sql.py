@@ -18,6 +18,7 @@ from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
     IDLE,
+    PAGE_BYTES,
     STATUSES,
     THREADS,
     WISHES,
@@ -328,9 +329,11 @@ class SqlStore:
             work = BatchWrite(self.place, batch)
         return self.database.write(work.write, batch.log_id, threads=work.threads)
 
-    async def read_events(self, log_id: str, after: int = 0, limit: int = 1000) -> tuple[list[Event], bool] | None:
+    async def read_events(
+        self, log_id: str, after: int = 0, limit: int = 1000, most_bytes: int = PAGE_BYTES
+    ) -> tuple[list[Event], bool] | None:
         with self._readable(f"an event of run {log_id!r} after number {after}"):
-            return await self.database.read(lambda link: read_events(link, log_id, after, limit))
+            return await self.database.read(lambda link: read_events(link, log_id, after, limit, most_bytes))
 
     async def read_deltas(self, log_id: str, after: int, upto: int) -> list[Event]:
         with self._readable(f"a delta of run {log_id!r} after number {after}"):

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..core.errors import OwnershipLost
-from ..core.events import RunStarted, StepStarted, TextDelta
+from ..core.events import Event, RunStarted, StepStarted, TextDelta
 from ..core.rows import LogRow, Private
 from ..core.runs import RunStatus, Usage
 from ..core.stores import (
+    PAGE_BYTES,
     WISHES,
     Conversation,
     DurableStore,
@@ -29,6 +30,8 @@ from .threads import LONG, ThreadSuite, begin, ended_run, full_batch, public, re
 
 ROUNDS = 50
 """The number of rounds of each race."""
+EVERYTHING = 2**40
+"""Bytes that are more than any log here has."""
 
 
 class DurableStoreSuite(ThreadSuite):
@@ -61,7 +64,7 @@ class DurableStoreSuite(ThreadSuite):
         for first in range(1, 2001, 500):
             await store.write(LogBatch(log_id="r1", epoch=1, rows=text_rows(first, first + 499)))
         for reader in (store, other):
-            assert await reader.read_events("r1", 0, 5000) == (public(text_rows(1, 2000)), False)
+            assert await reader.read_events("r1", 0, 5000, EVERYTHING) == (public(text_rows(1, 2000)), False)
             assert await reader.read_events("r1", 998, 3) == (public(text_rows(999, 1001)), False)
             assert await reader.read_events("r1", 2000) == ([], False)
         await store.write(LogBatch(log_id="r1", epoch=1, ended=True))
@@ -69,6 +72,23 @@ class DurableStoreSuite(ThreadSuite):
         found = await other.read_events("r1", 1990, 10)
         assert found and found[0] == public(text_rows(1991, 2000)), "the last are left out"
         assert await other.read_events("r1", 2000) == ([], True)
+
+    async def check_events_are_read_in_pages_of_few_bytes(self, store: DurableStore, other: DurableStore) -> None:
+        rows = [*text_rows(1, 40, "x" * 50_000), *text_rows(41, 45, "x" * 1_000_000), *text_rows(46, 3000)]
+        await begin(store, stored_run("r1"))
+        await store.write(LogBatch(log_id="r1", epoch=1, rows=rows, ended=True))
+        found, ended = list[Event](), False
+        while not ended:
+            page = await other.read_events("r1", found[-1].seq if found else 0)
+            assert page is not None and page[0]
+            ended = page[1]
+            *_, last = found = [*found, *page[0]]
+            # The last event may be larger than a page, and what is before it in its pack is no more than a page.
+            assert (
+                sum([len(event.delta) for event in page[0] if isinstance(event, TextDelta) and event is not last])
+                < 2 * PAGE_BYTES
+            )
+        assert found == public(rows)
 
     async def check_a_log_comes_back_as_it_was_written(self, store: DurableStore, other: DurableStore) -> None:
         started = RunStarted(seq=1, thread_id="t1", run_id="r1")
@@ -88,7 +108,7 @@ class DurableStoreSuite(ThreadSuite):
             for reader in (store, other):
                 last = written[-1]
                 assert await reader.read_log("r1") == StoredLog(rows=kept, seq=last.seq, sub=last.sub)
-                assert await reader.read_events("r1", 0, 5000) == (public(written), False)
+                assert await reader.read_events("r1", 0, 5000, EVERYTHING) == (public(written), False)
 
     async def check_a_conversation_has_the_runs_that_have_not_ended(
         self, store: DurableStore, other: DurableStore
@@ -414,7 +434,8 @@ class DurableStoreSuite(ThreadSuite):
         large = text_rows(41, 60, "x" * 100_000)
         batches = [text_rows(seq, seq) for seq in range(1, 41)] + [large] + [text_rows(n, n) for n in range(61, 81)]
         await asyncio.gather(*[store.write(LogBatch(log_id="r1", epoch=1, rows=rows)) for rows in batches])
-        assert await other.read_events("r1") == (public([row for rows in batches for row in rows]), False)
+        found = await other.read_events("r1", 0, 1000, EVERYTHING)
+        assert found == (public([row for rows in batches for row in rows]), False)
 
     async def check_much_is_written_at_once(self, store: DurableStore, other: DurableStore) -> None:
         await begin(store, stored_run("r1"))
@@ -425,7 +446,7 @@ class DurableStoreSuite(ThreadSuite):
         rows = [*large, *text_rows(6, 40_000)]
         await asyncio.wait_for(store.write(LogBatch(log_id="r1", epoch=1, rows=rows)), 60)
         assert await other.read_log("r1") == StoredLog(rows=large, seq=40_000)
-        assert await other.read_events("r1", 0, 50_000) == (public(rows), False)
+        assert await other.read_events("r1", 0, 50_000, EVERYTHING) == (public(rows), False)
 
     async def check_who_watches_a_log_sees_it_grow(self, store: DurableStore, other: DurableStore) -> None:
         await begin(store, stored_run("r1"))
