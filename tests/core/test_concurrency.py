@@ -22,6 +22,7 @@ from retinue.core.concurrency import (
     cancel_all,
     helpers,
     join,
+    running,
     supervise,
     until_stopped,
     wait_for_first,
@@ -387,6 +388,31 @@ async def test_a_block_gets_work_that_was_stopped_and_ends_with_it() -> None:
         assert slept.result() == 5
     async with until_stopped(for_ever(), for_ever(), 0.0) as late:
         assert not late.done()
+
+
+async def test_work_of_a_block_ends_with_it_and_the_block_may_read_its_result() -> None:
+    async with running(asyncio.sleep(0, 7)) as quick:
+        assert await quick == 7
+    work = Stubborn()
+    async with running(work.run()) as slow:
+        await work.started.wait()
+        work.allowed.set()
+    assert slow.result() == "done", "it ended by itself while it was being cancelled"
+    with pytest.raises(KeyError):
+        await _raise_beside(for_ever())
+
+
+async def _raise_beside(work: Coroutine[Any, Any, None]) -> None:
+    async with running(work):
+        raise KeyError
+
+
+async def test_a_future_that_others_wait_for_is_shielded_from_the_end_of_a_wait() -> None:
+    shared: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    await wait_for_first(asyncio.shield(shared), asyncio.sleep(0))
+    assert not shared.cancelled()
+    shared.set_result(1)
+    await wait_for_first(asyncio.shield(shared), for_ever())
 
 
 async def test_the_first_of_several_ends_the_others_and_raises_what_it_raised() -> None:

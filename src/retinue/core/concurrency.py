@@ -267,20 +267,24 @@ class CancelScope:
 
 
 @asynccontextmanager
+async def running(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asyncio.Task[T]]:
+    """Start work for the block. At the end of the block, cancel it and wait for its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        await cancel_all([task], LAST_MOMENT)
+
+
+@asynccontextmanager
 async def until_stopped(
     work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object], seconds: float | None = None
 ) -> AsyncGenerator[asyncio.Task[T]]:
     """Start work and wait for its end, for `stop`, or for so many seconds. Then yield the work, which the block may wait
     for or stop in its own way; it is cancelled at the end of the block."""
-    tasks = task, stopped = asyncio.create_task(work), asyncio.create_task(stop)
-    try:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    async with running(stop) as stopped, running(work) as task:
+        await asyncio.wait({task, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         yield task
-    finally:
-        if task.done() and not stopped.done():
-            stopped.cancel()
-        else:
-            await cancel_all(tasks, LAST_MOMENT)
 
 
 async def wait_for_first(
@@ -305,10 +309,13 @@ async def join(works: Iterable[asyncio.Future[Any]], seconds: float | None = Non
 
 async def cancel_all(works: Iterable[asyncio.Future[Any]], seconds: float | None = None) -> bool:
     """Cancel works and wait for their end, as `join`. Nothing reads their exceptions."""
-    cancelled = list(works)
-    for work in cancelled:
-        work.cancel()
-        work.add_done_callback(_retrieve)
+    cancelled = list[asyncio.Future[Any]]()
+    for work in works:
+        if work.cancel():
+            cancelled.append(work)
+            work.add_done_callback(_retrieve)
+        else:
+            _retrieve(work)
     # A coroutine that is closed from outside, such as at the end of the event loop, cannot wait any more.
     return isinstance(sys.exception(), GeneratorExit) or await join(cancelled, seconds)
 
@@ -322,7 +329,7 @@ async def helpers(*works: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        await jobs.close()
+        await cancel_all(jobs, GRACE)
 
 
 class Jobs:

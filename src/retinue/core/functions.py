@@ -17,7 +17,7 @@ from typing import Any, Generic, Unpack, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
-from .concurrency import GRACE, CancellationToken
+from .concurrency import GRACE, CancellationToken, join
 from .content import to_json_value
 from .context import ToolContext
 from .errors import ConfigurationError
@@ -183,11 +183,11 @@ async def in_thread(
 
     threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', 'call')}", daemon=True).start()
     try:
-        await asyncio.wait({done})
+        await join([done])
     except asyncio.CancelledError:
         try:
             if token is not None and token.is_set():
-                await asyncio.wait({done}, timeout=GRACE)
+                await join([done], GRACE)
         finally:
             if not done.cancel():
                 done.exception()  # nobody else reads it

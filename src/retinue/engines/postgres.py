@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from ..core.concurrency import Backoff, helpers, keep_doing, wait_for_first
+from ..core.concurrency import Backoff, Jobs, helpers, keep_doing, wait_for_first
 from ..core.engine import DoLeg, Leg, WorkerInfo
 from ..core.errors import OwnershipLost, RetinueError
 from ..core.processes import has_process_ended
@@ -62,7 +62,9 @@ class _Claims:
     def __init__(self, store: SqlStore, worker: WorkerInfo, do_leg: DoLeg) -> None:
         self._store, self._worker, self._do_leg = store, worker, do_leg
         self._legs, self._workers, self._schedules = Legs(store), Workers(store), Schedules(store)
-        self._at_work: dict[str, asyncio.Task[None]] = {}
+        self._at_work: set[str] = set()
+        """The logs of the legs that this worker has claimed."""
+        self._jobs = Jobs("a leg failed")
         self._strays: set[str] = set()
         self._sweeps = 0
         self._left: list[str] = []
@@ -105,7 +107,8 @@ class _Claims:
             finally:
                 self._slots.take(*[leg.log_id for leg in legs])
             for leg in legs:
-                self._at_work[leg.log_id] = asyncio.create_task(self._do(leg), name=f"leg {leg.log_id}")
+                self._at_work.add(leg.log_id)
+                self._jobs.start(self._do(leg), name=f"leg {leg.log_id}")
                 count += 1
         return count
 
@@ -122,7 +125,7 @@ class _Claims:
             except RetinueError as problem:
                 _log.error("run %s: %s", leg.log_id, problem)
         finally:
-            self._at_work.pop(leg.log_id, None)
+            self._at_work.discard(leg.log_id)
             self._slots.release(leg.log_id)
             self._wake.set()
 
@@ -143,7 +146,7 @@ class _Claims:
         strays: set[str] = set()
         self._sweeps += 1
         if self._sweeps % _RARELY == 1:
-            unknown = await self._legs.owned_by(self._worker.owner) - set(self._at_work)
+            unknown = await self._legs.owned_by(self._worker.owner) - self._at_work
             strays, self._strays = unknown & self._strays, unknown  # twice in a row: not a claim in progress
             await self._legs.find_unscheduled()
         if await self._legs.release_lost(gone, sorted(strays)):

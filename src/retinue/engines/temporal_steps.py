@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from ..core.concurrency import cancel_all, join
+from ..core.concurrency import cancel_all, join, running
 from ..core.errors import ConfigurationError, DecisionRefused, RunElsewhere, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.runs import RunResult
 from ..wire.resources import DecisionBody
@@ -96,24 +96,24 @@ class AgentActivities:
 
     async def _follow(self, run_id: str, end: Coroutine[Any, Any, RunResult[Any]]) -> dict[str, Any]:
         """Wait for a run. If the activity is cancelled, cancel the run."""
-        work = asyncio.create_task(end)
         timeout = activity.info().heartbeat_timeout
         every = _BEAT if timeout is None else min(_BEAT, timeout.total_seconds() / 4)
-        try:
-            activity.heartbeat({"run_id": run_id})
-            while not await join([work], every):
+        async with running(end) as work:
+            try:
                 activity.heartbeat({"run_id": run_id})
-        except asyncio.CancelledError:
-            await cancel_all([work])
-            details, this = activity.cancellation_details(), asyncio.current_task()
-            if details is None or this is None:
+                while not await join([work], every):
+                    activity.heartbeat({"run_id": run_id})
+            except asyncio.CancelledError:
+                await cancel_all([work])
+                details, this = activity.cancellation_details(), asyncio.current_task()
+                if details is None or this is None:
+                    raise
+                this.uncancel()
+                if not details.cancel_requested:
+                    raise ApplicationError(f"run {run_id!r} is left to another worker", type="RunLeft") from None
+                await self._runtime.cancel(run_id)
                 raise
-            this.uncancel()
-            if not details.cancel_requested:
-                raise ApplicationError(f"run {run_id!r} is left to another worker", type="RunLeft") from None
-            await self._runtime.cancel(run_id)
-            raise
-        return outcome(work.result())
+            return outcome(work.result())
 
 
 def agent_activities(runtime: Runtime) -> Sequence[Callable[..., Any]]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ..core.agents import Agent
 from ..core.backend import RunRequest
-from ..core.concurrency import GRACE, join, run_together
+from ..core.concurrency import GRACE, join, run_together, running
 from ..core.decisions import Decision
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import (
@@ -352,15 +352,12 @@ class Elsewhere:
         """Return the result of a run after an answer. If the process that continues it dies, continue it here."""
         run_id, log_id = record.identity.run_id, record.log_id
         root = record if log_id == run_id else await self._runs.record(log_id)
-        ending = asyncio.create_task(self._runs.result(run_id))
-        try:
+        async with running(self._runs.result(run_id)) as ending:
             while not await join([ending], LOOK_EVERY):
                 owner = await self._store.owner_of(log_id)
                 if not ending.done() and (owner is None or is_gone(owner)) and self._has_agent(root):
                     await self.claim(log_id, root)
             return ending.result()
-        finally:
-            ending.cancel()
 
     async def _check_answered(self, record: RunRecord, decisions: Mapping[str, Decision]) -> None:
         """Raise DecisionRefused unless an ended run had accepted these decisions before."""

@@ -13,7 +13,7 @@ from ..backends.background import LocalBackground
 from ..backends.local import LocalBackend
 from ..backends.outcome import typed
 from ..core.backend import RunRequest
-from ..core.concurrency import CancellationToken, join
+from ..core.concurrency import CancellationToken, Jobs, join, running
 from ..core.content import id_problem
 from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
@@ -445,19 +445,21 @@ class LocalRuns:
 
     async def close(self, grace: float, *, leave: bool) -> None:
         """Stop the runs at work, or leave them to other processes. Stored runs that wait stay as they are."""
-        live, leaving = self._of_this_loop(), asyncio.create_task(self.leave(grace, only_adopted=not leave))
-        self.is_closing = True
-        if not leave:
-            own = [run for run in live if not (run.is_adopted or run.is_done)]
-            at_work = [run for run in own if self.owner is None or not run.waits]
-            ends = [run.cancel("the runtime was closed", grace) for run in at_work]
-            for end in await asyncio.gather(*ends, return_exceptions=True):
-                if isinstance(end, RetinueError):
-                    _log.error("a run could not be ended as the runtime was closed: %s", end)
-        await leaving
+        live, self.is_closing = self._of_this_loop(), True
+        async with running(self.leave(grace, only_adopted=not leave)) as leaving:
+            if not leave:
+                own = [run for run in live if not (run.is_adopted or run.is_done)]
+                at_work = [run for run in own if self.owner is None or not run.waits]
+                ends = [run.cancel("the runtime was closed", grace) for run in at_work]
+                for end in await asyncio.gather(*ends, return_exceptions=True):
+                    if isinstance(end, RetinueError):
+                        _log.error("a run could not be ended as the runtime was closed: %s", end)
+            await leaving
         await self.background.close(grace)
         await self.backend.close(grace)
-        jobs = [asyncio.create_task(run.put_down()) for run in live]
+        jobs = Jobs("a run could not be stored as the runtime was closed")
+        for run in live:
+            jobs.start(run.put_down())
         await join(jobs, grace)
         if self.owner is not None:
             await self.owner.close()

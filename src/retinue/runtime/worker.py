@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.concurrency import helpers, join, keep_doing
+from ..core.concurrency import Jobs, helpers, join, keep_doing
 from ..core.engine import DEFAULT_QUEUE, Leg, LegEnd, LegSlots, LegStatus, WorkerInfo
 from ..core.errors import ConfigurationError, OwnershipLost, RetinueError, RunElsewhere
 from ..loop.tickets import Questions
@@ -124,7 +124,9 @@ class Worker:
     async def _drain(self) -> None:
         """Leave each run to other workers as soon as nothing of it runs here, or when the grace period is over."""
         self._owner.is_leaving = True
-        leaving = [asyncio.create_task(run.leave(self._grace)) for run in list(self.at_work.values())]
+        leaving = Jobs("a run could not be left to other workers")
+        for run in list(self.at_work.values()):
+            leaving.start(run.leave(self._grace))
         if leaving or self._legs:  # some legs may just be starting
             await join([*leaving, *self._legs])
             with contextlib.suppress(RetinueError):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..core.agents import Agent
 from ..core.backend import Backend, BackendProfile, RunRequest
-from ..core.concurrency import CancellationToken
+from ..core.concurrency import CancellationToken, Jobs, join, running
 from ..core.errors import ExecutionBackendError
 from ..core.events import Event
 from ..core.messages import Message, Visibility
@@ -190,7 +190,7 @@ class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
         asked = _Asked("slow hello")
         work = await _at_work(harness, asked)
         work.cancel()
-        await asyncio.wait({work}, timeout=PATIENCE)
+        await join([work], PATIENCE)
         assert work.cancelled(), "it swallowed the cancellation"
         again = asked.again()
         found = await _run(harness.backend, again)
@@ -203,12 +203,12 @@ class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
             return
         asked, other = _Asked("hang"), _Asked("slow other")
         work = await _at_work(harness, asked)
-        beside = asyncio.create_task(harness.backend.run(other.request))
-        await harness.backend.abort("run_unknown")
-        await asyncio.wait_for(harness.backend.abort(asked.run_id), PATIENCE)
-        asked.check(await _within(work), RunStatus.CANCELLED)
-        assert not harness.is_at_work(asked.run_id)
-        other.check(await _within(beside), RunStatus.COMPLETED)
+        async with running(harness.backend.run(other.request)) as beside:
+            await harness.backend.abort("run_unknown")
+            await asyncio.wait_for(harness.backend.abort(asked.run_id), PATIENCE)
+            asked.check(await _within(work), RunStatus.CANCELLED)
+            assert not harness.is_at_work(asked.run_id)
+            other.check(await _within(beside), RunStatus.COMPLETED)
         await harness.backend.abort(asked.run_id)
 
     async def check_a_run_that_was_dispatched_is_not_started_again(self, harness: BackendHarness) -> None:
@@ -239,7 +239,8 @@ class BackendSuite(Suite[AbstractAsyncContextManager[BackendHarness]]):
     async def check_runs_at_once_do_not_mix(self, harness: BackendHarness) -> None:
         asked = [_Asked(f"slow {number}") for number in range(6)]
         failing = _Asked("fail alone")
-        works = [asyncio.create_task(harness.backend.run(one.request)) for one in (*asked, failing)]
+        jobs = Jobs()
+        works = [jobs.start(harness.backend.run(one.request)) for one in (*asked, failing)]
         *results, failed = [await _within(work) for work in works]
         for number, (one, result) in enumerate(zip(asked, results, strict=True)):
             one.check(result, RunStatus.COMPLETED)

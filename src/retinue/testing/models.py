@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.agents import Agent
+from ..core.concurrency import cancel_all, running
 from ..core.functions import tool
 from ..core.messages import FilePart, ImagePart, Message, ReasoningPart, TextPart, ToolCall
 from ..core.model import CallChunk, Model, ModelRequest, ReasoningChunk, Retrying, TextChunk, TurnEnd
@@ -197,11 +198,9 @@ async def check_cancelled(harness: ModelHarness) -> None:
                 begun.set()
                 await asyncio.sleep(60)
 
-        task = asyncio.create_task(read())
-        await begun.wait()
-        task.cancel()
-        done, _ = await asyncio.wait([task], timeout=5)
-        assert done and task.cancelled()
+        async with running(read()) as task:
+            await begun.wait()
+            assert await cancel_all([task], 5) and task.cancelled()
         _same(await hear(model), _PLAIN)
 
 
