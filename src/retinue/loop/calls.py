@@ -11,7 +11,7 @@ from msgspec import DecodeError, Struct
 from msgspec.structs import replace
 
 from ..core.agents import BoundTool
-from ..core.concurrency import GRACE, CancellationToken, is_closing
+from ..core.concurrency import GRACE, CancellationToken, Cause, is_closing, join, supervise
 from ..core.content import MAX_BYTES, check_shape, clean_text, parse_json, to_json_value
 from ..core.context import ToolContext
 from ..core.errors import (
@@ -316,32 +316,26 @@ async def _execute_within(timeout: float, x: Execution, tool: Tool, call: ToolCa
     """Make one attempt with a time limit. It has its own cancellation token: a timeout stops the attempt, not the run."""
     cancellation = CancellationToken()
     ctx = ctx.within(cancellation, min(x.now() + timeout, ctx.deadline or float("inf")))
-    pass_on = x.cancellation.pass_on_to(cancellation)
     # In its own asyncio task: a tool that swallows its cancellation can be abandoned.
     attempt = asyncio.create_task(_begin(tool, call, ctx))
+
+    def stop(_: asyncio.Task[Any], cause: Cause) -> None:
+        cancellation.set("timeout" if cause == "deadline" else x.cancellation.reason or "cancelled")
+        attempt.cancel(cancellation.reason)
+
+    pass_on = x.cancellation.pass_on_to(cancellation)
     try:
-        await asyncio.wait({attempt}, timeout=timeout)
-        if attempt.done():
-            return attempt.result()
-        cancellation.set("timeout")
-        attempt.cancel("timeout")
-        await asyncio.wait({attempt}, timeout=GRACE)
+        end = await supervise(attempt, deadline=timeout, grace=GRACE, stop=stop)
     except asyncio.CancelledError:
-        cancellation.set(x.cancellation.reason or "cancelled")
-        attempt.cancel()
-        await asyncio.wait({attempt})
+        await join([attempt])  # the grace of the run counts
         raise
     finally:
         x.cancellation.forget(pass_on)
-        attempt.add_done_callback(_drop_outcome)
-    if not attempt.done():
+    if end.cause is None:
+        return end.result()
+    if end.is_left:
         _log.warning("tool %r did not stop after its timeout and is left behind, in call %s", call.name, call.id)
     raise ToolTimeout(f"no result after {timeout:g} s")
-
-
-def _drop_outcome(attempt: asyncio.Task[Any]) -> None:
-    if not attempt.cancelled():
-        attempt.exception()
 
 
 def _internal_error(call: ToolCall, exc: BaseException) -> InternalError:
