@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from ..backends.http_client import CONNECT_SECONDS, SILENCE_SECONDS, trace_headers, whole_chunks
-from ..core.concurrency import Backoff
+from ..core.concurrency import Backoff, Jobs
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
@@ -61,7 +61,7 @@ class Connection:
         self._headers = {**headers, **({} if token is None else {"authorization": f"Bearer {token}"})}
         self._secrets = secrets_of(self._headers)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._jobs = Jobs()  # a failure is for the code that awaits the result
         self.is_closed = False
 
     # --- sessions and jobs, which belong to one event loop each
@@ -75,24 +75,13 @@ class Connection:
     async def close(self) -> None:
         """Stop the work of this event loop and close its connections."""
         loop = asyncio.get_running_loop()
-        jobs = [job for job in self._jobs if job.get_loop() is loop]
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        await self._jobs.close()
         if (session := self._sessions.pop(loop, None)) is not None:
             await session.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Do something until it is done or the connection is closed."""
-        job = asyncio.create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._forget)
-        return job
-
-    def _forget(self, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled():
-            job.exception()  # whoever asks for the result gets it
+        return self._jobs.start(work)
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncGenerator[aiohttp.ClientSession]:

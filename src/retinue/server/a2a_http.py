@@ -31,6 +31,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..core.concurrency import join
 from ..core.content import to_json_bytes
 from .a2a import Refused, Tasks, as_a2a_error
 from .a2a_cards import base_of
@@ -149,9 +150,8 @@ async def _respond(
             while update is not None:
                 yield Batch([], encoded=b"data: %b\n\n" % encode(update))
                 coming = asyncio.create_task(next_event())
-                while not coming.done():
-                    if not (await asyncio.wait({coming}, timeout=BEAT))[0]:
-                        yield Batch([])
+                while not await join([coming], BEAT):
+                    yield Batch([])
                 update = coming.result()
         except Exception as exc:
             yield Batch([], encoded=b"data: %b\n\n" % fail(exc))

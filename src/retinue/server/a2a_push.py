@@ -23,6 +23,7 @@ from google.protobuf.json_format import MessageToJson, Parse
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..core.concurrency import cancel_all
 from ..core.content import to_json_bytes
 from ..core.errors import StoreError
 from ..core.runs import unique
@@ -255,10 +256,7 @@ class Push:
                 except StoreError as exc:
                     _log.warning("push notifications cannot be sent now: %s", exc)
                 await self._service.unless_closing(self._new.wait(), _LOOK)
-            jobs = list(self._jobs.values())
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await cancel_all(self._jobs.values())
         with contextlib.suppress(StoreError):
             await self._store.release(self._holder)
 

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..core.concurrency import running, until_stopped
 from ..core.errors import ConfigurationError
 from .service import Service
 
@@ -177,16 +178,12 @@ async def serve(
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     server, service = _Server(config, on_ready), app.state.service
     assert isinstance(service, Service)
-    serving, stopping = asyncio.create_task(server.serve([listener])), asyncio.create_task(stop)
-    try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    async with until_stopped(server.serve([listener]), stop) as serving:
         service.close()
-        leaving = asyncio.create_task(service.runtime._leave_runs(grace))  # pyright: ignore[reportPrivateUsage]  # not for callers
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await service.finish_requests()
-        server.should_exit = True
-        await serving
-        await leaving
-    finally:
-        stopping.cancel()
+        async with running(service.runtime._leave_runs(grace)) as leaving:  # pyright: ignore[reportPrivateUsage]  # not for callers
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await service.finish_requests()
+            server.should_exit = True
+            await serving
+            await leaving

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, It
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ..core.concurrency import until_stopped
+from ..core.concurrency import Jobs, until_stopped
 from ..core.errors import RetinueError
 from ..core.stores import RunRecord, ThreadRecord
 from ..runtime import Runtime
@@ -100,19 +100,11 @@ class Service:
         self.closing = asyncio.Event()
         """Set when the server is about to end: streams tell their readers to reconnect."""
         self._idle = asyncio.Event()
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._jobs = Jobs(report=lambda problem: _log.warning("what a request had begun failed: %s", problem))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work to its end, also after the request that started it is over."""
-        job = asyncio.create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._forget)
-        return job
-
-    def _forget(self, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled() and (problem := job.exception()) is not None:
-            _log.warning("what a request had begun failed: %s", problem)
+        return self._jobs.start(work)
 
     def close(self) -> None:
         """Refuse new requests, answer those that wait, and tell the readers of streams to connect again."""

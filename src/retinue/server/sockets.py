@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ..core.concurrency import Jobs, cancel_all, wait_for_first
 from .auth import User
 from .feeds import BEAT, Batch, Frame
 from .http import (
@@ -123,13 +124,12 @@ async def _serve(
         except _LEFT:
             return
         works.append(partial(_until_revoked, service, headers, user))
-        tasks = [asyncio.create_task(work()) for work in works]
+        jobs = Jobs()
+        tasks = [jobs.start(work()) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await jobs.close()
         ends = [task.result() for task in tasks if task in done and task.exception() is None]
         with contextlib.suppress(*_LEFT):
             for end in ends:
@@ -199,10 +199,9 @@ class Subscriptions:
     async def until_closing(self) -> End:
         """Show from time to time that the server is there; return when it ends."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT):
-                    await self._service.closing.wait()
-                    return _CLOSING
+            await wait_for_first(self._service.closing.wait(), seconds=BEAT)
+            if self._service.closing.is_set():
+                return _CLOSING
             await self._send(_BEAT)
 
     async def receive_all(self) -> None:
@@ -211,9 +210,7 @@ class Subscriptions:
             while (message := await self._socket.receive())["type"] != "websocket.disconnect":
                 await self._receive(message)
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await cancel_all(self._tasks.values())
 
     async def _receive(self, message: Any) -> None:
         try:
@@ -227,8 +224,7 @@ class Subscriptions:
         if request.subscribe is None and request.unsubscribe is None:
             await self._tell(None, error={"detail": "a request has subscribe or unsubscribe", "code": "invalid"})
         if request.unsubscribe is not None and (task := self._tasks.get(request.unsubscribe)) is not None:
-            task.cancel()
-            await asyncio.wait({task})  # only then is the name free for another
+            await cancel_all([task])  # only then is the name free for another
             self._tasks.pop(request.unsubscribe, None)
         if request.subscribe is not None:
             await self._subscribe(request.subscribe, request)

@@ -6,7 +6,6 @@ another node of the same store and after a restart.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from typing import Any
@@ -16,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from ..core.concurrency import join
 from ..core.errors import StoreError, UnknownAgent
 from ..core.runs import Limits, RunStatus, limits_of_run
 from ..core.stores import RunRecord
@@ -178,8 +178,7 @@ async def cancel_task(call: Call) -> Any:
     record = await _record(call)
     if not record.has_ended or body.tasks:
         cancelling = call.service.spawn(call.runtime.cancel(record.identity.run_id, tasks=body.tasks))
-        done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT)
-        if done:
+        if await join([cancelling], CANCEL_WAIT):
             cancelling.result()
     return await _state(call)
 
