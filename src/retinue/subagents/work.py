@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
@@ -14,7 +13,7 @@ from msgspec import Struct
 
 from ..core.agents import Agent
 from ..core.backend import Resolver, RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, join, supervise, wait_for_first
 from ..core.context import TIMED_OUT, ToolContext
 from ..core.errors import ExecutionBackendError
 from ..core.messages import as_messages
@@ -103,15 +102,15 @@ class Workers:
         self._enqueue(job)
         running = asyncio.create_task(self._run(job), name=job.run_id)
         try:
-            done, _ = await asyncio.wait({running}, timeout=seconds)
+            done = await join([running], seconds)
             may_go_on = done or self._has_begun(job)
             if not may_go_on or (not done and self._on_timeout == "cancel"):
                 job.token.set(TIMED_OUT)
-                done, _ = await asyncio.wait({running}, timeout=GRACE if may_go_on else None)
+                done = await join([running], GRACE if may_go_on else None)
         except asyncio.CancelledError:
             job.token.set(job.ctx.cancellation.reason or "cancelled")
             running.add_done_callback(lambda work: work.cancelled() or work.exception())  # nobody else reads it
-            await asyncio.wait({running}, timeout=GRACE)
+            await join([running], GRACE)
             raise
         return running.result() if done else await self._promote(job, running)
 
@@ -138,8 +137,7 @@ class Workers:
             # Only the owner of its log can answer a question; this process only checks if it was answered.
             while (outcome := await plan.backend.run(request)).status.is_waiting and not token.is_set():
                 waits(_questions(outcome))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(token.wait(), LOOK_EVERY)
+                await wait_for_first(token.wait(), seconds=LOOK_EVERY)
             return outcome
 
         background: LocalBackground = resolver.background
@@ -295,28 +293,18 @@ class Workers:
 
     async def _wait_for_turn(self, job: ChildJob) -> bool:
         """Wait for the earlier messages; return False if this one was cancelled meanwhile."""
-        queued, token, loop = job.queued, job.token, asyncio.get_running_loop()
+        queued, token = job.queued, job.token
         if queued is None:
             return False
         if not queued.done():
             _background(job.ctx).give_slot_back(job.ctx)  # the message before it may need the slot to end
 
-        def stop() -> None:
-            loop.call_soon_threadsafe(queued.cancel)
-
-        token.on_set(stop)
-        try:
-            await queued
-        except asyncio.CancelledError:
-            present = asyncio.current_task()
-            if not token.is_set() or (present is not None and present.cancelling()):
-                raise
-            return False
-        finally:
-            token.forget(stop)
+        end = await supervise(queued, token=token, grace=None)
         if token.is_set():
             job.end_turn()
-        return not token.is_set()
+            return False
+        end.result()
+        return True
 
     async def _follow(self, job: ChildJob, outcome: RunResult, waits: Waits) -> RunResult:
         """Continue a child each time a human has answered, until it ends."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..core.concurrency import join
 from ..core.errors import FileMissing, FilesystemError, TaskStoreError
 from ..core.filesystem import Filesystem, Stamp, name_of_part
 from ..core.functions import in_thread
@@ -171,7 +172,7 @@ class WorkspaceTaskRepository(SessionRecords):
     async def _write_batch(self, key: Any, batch: _Batch, last: _Batch | None) -> list[Any]:
         try:
             if last is not None:
-                await asyncio.wait({last.written})
+                await join([last.written])
             batch.is_open = False
             return await in_thread(self._write_now, {"name": key[1], "changes": batch.changes})
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, Backoff, CancellationToken, Jobs, cancel_all, join
 from ..core.errors import RetinueError
 from ..core.processes import process_identity
 from ..core.runs import RunResult, RunStatus
@@ -58,7 +58,7 @@ class LocalTask(Struct, eq=False):
     """True if it is executed elsewhere and was not started here: it continues when this process ends."""
     ended: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     job: asyncio.Task[None] | None = None
-    notes: set[asyncio.Task[None]] = msgspec.field(default_factory=set[asyncio.Task[None]])
+    notes: Jobs = msgspec.field(default_factory=partial(Jobs, "a task record could not be written"))
     """Writes in progress about its waits."""
     last_beat: float = msgspec.field(default_factory=time.monotonic)
 
@@ -138,7 +138,7 @@ class TaskService:
     async def wait(self, scope: TaskScope, task_id: str, seconds: float) -> TaskRecord | None:
         """Return a task of any process once it has ended, or as it is after `seconds`."""
         deadline = time.monotonic() + max(seconds, 0)
-        pause = 0.02
+        backoff = Backoff(0.02, self.repository.settings.look_every, factor=1.5)
         while True:
             record = await self.repository.get(scope, task_id)
             left = deadline - time.monotonic()
@@ -151,8 +151,7 @@ class TaskService:
             elif is_abandoned(record):
                 await self.sweep()
             else:
-                await asyncio.sleep(min(pause, left))
-                pause = min(pause * 1.5, self.repository.settings.look_every)
+                await asyncio.sleep(min(backoff.next(), left))
 
     async def cancel(self, scope: TaskScope, task_id: str, grace: float = GRACE) -> TaskRecord | None:
         """Request that a task stops, and wait up to `grace` seconds for its end."""
@@ -213,15 +212,11 @@ class TaskService:
             elif task.job is not None:
                 task.job.cancel()
         jobs = [task.job for task in tasks if task.job is not None]
-        if jobs:
-            await asyncio.wait(jobs, timeout=grace)
+        await join(jobs, grace)
         left = [job for job in jobs if not job.done()]
         if self._watch is not None:
             left.append(self._watch)
-        for job in left:
-            job.cancel()
-        if left:
-            await asyncio.wait(left, timeout=grace)
+        await cancel_all(left, grace)
 
     def _drop(self, task: LocalTask) -> None:
         self._local.pop(task.record.task_id, None)
@@ -271,9 +266,9 @@ class TaskService:
         """Write the end of a task; retry for as long as this process lives."""
         if self._is_left(task):
             return
-        if task.notes:
-            await asyncio.wait(task.notes)
-        pause = self.repository.settings.look_every
+        await join(task.notes)
+        settings = self.repository.settings
+        backoff = Backoff(settings.look_every, settings.heartbeat)
         while True:
             try:
                 await self._write_end(task, status, text, error)
@@ -282,8 +277,7 @@ class TaskService:
                 _log.error("the end of task %s (%s) cannot be written: %s", task.record.task_id, status, exc)
                 if self._closing:
                     return  # the sweeper of any process will find the record without a sign of life
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, self.repository.settings.heartbeat)
+            await backoff.wait()
 
     async def _write_end(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
         kept = None
@@ -309,10 +303,7 @@ class TaskService:
             await self.repository.update(scope, task_id, lambda old: await_human(old, self._clock(), question))
             task.reporter.report(task_id, TaskStatus.RUNNING)
 
-        job = asyncio.create_task(write())
-        task.notes.add(job)
-        job.add_done_callback(task.notes.discard)
-        job.add_done_callback(_log_failure)
+        task.notes.start(write())
 
     async def _keep_watch(self) -> None:
         settings = self.repository.settings
@@ -384,8 +375,3 @@ def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
     if outcome.status is RunStatus.CANCELLED:
         return TaskStatus.CANCELLED, outcome.response, outcome.error
     return TaskStatus.FAILED, outcome.response, outcome.error or outcome.termination
-
-
-def _log_failure(job: asyncio.Task[None]) -> None:
-    if not job.cancelled() and (error := job.exception()) is not None:
-        _log.error("a task record could not be written", exc_info=error)

@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from ..core.concurrency import until_stopped
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, ExecutionFailed, FilesystemError, InvalidArguments
 from ..core.filesystem import Command, Filesystem, RunsCommands, files_of
@@ -73,16 +74,13 @@ class _Shell:
         seconds = min(timeout_seconds, LONGEST)
         output = _Output(ctx)
         started = await self._started(command, ctx.run, output)
-        ended = asyncio.create_task(output.exited.wait())
-        filled = asyncio.create_task(_wait_until_full(started.command))
         try:
-            await asyncio.wait({ended, filled}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            async with until_stopped(_wait_until_full(started.command), output.exited.wait(), seconds) as filled:
+                has_exited = output.exited.is_set()
+                reason = filled.result() if filled.done() and not has_exited else f"stopped after {seconds} s"
         finally:
-            reason = None if ended.done() else filled.result() if filled.done() else f"stopped after {seconds} s"
-            filled.cancel()
-            ended.cancel()
             await _stop(started, output)
-        if reason is not None:
+        if not has_exited:
             raise ExecutionFailed(f"{reason}; output so far:\n{output.text}")
         return f"exit code: {started.transport.get_returncode()}\n{output.text}"
 
