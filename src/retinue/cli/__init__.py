@@ -67,12 +67,11 @@ async def _cancel_rest() -> int:
     """Cancel what a command has left; return the number of tasks that ignore it."""
     import asyncio
 
-    from ..core.concurrency import LAST_MOMENT
+    from ..core.concurrency import LAST_MOMENT, cancel_all
 
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    return len((await asyncio.wait(rest, timeout=LAST_MOMENT))[1]) if rest else 0
+    await cancel_all(rest, LAST_MOMENT)
+    return sum(not task.done() for task in rest)
 
 
 def _report(exc: Exception, verbose: bool) -> int:

@@ -8,6 +8,7 @@ import os
 import sys
 from functools import partial
 
+from ..core.concurrency import wait_for_first
 from ..core.errors import ThreadBusy
 from ..core.functions import in_thread
 from ..core.runs import unique
@@ -64,9 +65,7 @@ class Lines:
             # As in `Consent`: os.read holds no lock of sys.stdin, so a read that never ends does not hinder the exit.
             if self._reading is None:
                 self._reading = asyncio.create_task(in_thread(partial(os.read, sys.stdin.fileno(), 65_536), {}))
-            stopped = asyncio.create_task(interrupt.wait())
-            await asyncio.wait({self._reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            await wait_for_first(asyncio.shield(self._reading), interrupt.wait())
             if not self._reading.done():
                 print(file=sys.stderr)
                 return ""

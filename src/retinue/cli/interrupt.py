@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
+from ..core.concurrency import helpers
 from ..core.events import Event, TaskUpdated
 from ..core.runs import RunResult, RunStatus
 from ..runtime import Run
@@ -116,8 +117,7 @@ async def watch(
     terminal = asyncio.Lock() if consent is None else consent.terminal
     if consent is not None:
         consent.view = view
-    helpers = [asyncio.create_task(_tick(view)), asyncio.create_task(_cancel_when(interrupt, run))]
-    try:
+    async with helpers(_tick(view), _cancel_when(interrupt, run)):
         last, tasks = 0, set[str]()
         async for event in run:
             last = event.seq
@@ -136,9 +136,6 @@ async def watch(
         async for event in run.follow(last):
             await _show_task(event, view, interrupt, terminal)
         return result
-    finally:
-        for helper in helpers:
-            helper.cancel()
 
 
 async def _show_task(event: Event, view: View, interrupt: Interrupt, terminal: asyncio.Lock) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from ..core.concurrency import helpers
 from ..core.errors import ConfigurationError
 from ..runtime.worker import Worker
 from ..storage.depths import QueueDepth, explain_depths, read_depths
@@ -35,7 +36,6 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
     runtime = make_runtime(args)
     worker = Worker(runtime, queues=args.queues.split(","), slots=args.slots, grace=args.grace)
     stop = asyncio.Event()
-    stopping = asyncio.create_task(_stop_when(interrupt, stop, worker))
 
     def ready() -> None:
         warn_of_target(args, runtime)
@@ -50,10 +50,9 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
         with as_misuse():
             await runtime.__aenter__()
         assert isinstance(runtime.store, SqlStore)
-        async with _metrics(args.metrics, runtime.store, worker):
+        async with helpers(_stop_when(interrupt, stop, worker)), _metrics(args.metrics, runtime.store, worker):
             await worker.run(stop, ready)
     finally:
-        stopping.cancel()
         await runtime.close(args.grace)
     return COMPLETED
 
