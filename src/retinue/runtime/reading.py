@@ -40,6 +40,15 @@ class StoredEvents:
         stored = await self._runs.owner.store.read_log(self.log_id) or StoredLog()
         return cast("list[AnyEvent]", [row.event for row in stored.rows if row.event is not None])
 
+    async def page(self, after: int, limit: int) -> list[AnyEvent]:
+        """Return up to so many of the stored events after a number, deltas too; none if there is no such log."""
+        if self._runs.owner is None:
+            run = self._runs.get(self.log_id)
+            start = 0 if run is None else max(after - run.log.first, 0)
+            return [] if run is None else cast("list[AnyEvent]", run.log.events[start : start + limit])
+        found = await self._runs.owner.store.read_events(self.log_id, after, limit)
+        return [] if found is None else cast("list[AnyEvent]", list(found[0]))
+
     async def tree(self) -> SnapshotTree:
         """Return the tree that all stored events describe. From a database it reads the rows, then the deltas that count.
 

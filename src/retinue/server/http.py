@@ -95,6 +95,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     more: dict[int, Any] = {}
     """Other statuses of success, with what they return."""
     media: str = "application/json"
+    page: Any = None
+    """Of a stream: what it returns to a client that asks for JSON."""
 
 
 class Endpoints(list[Endpoint]):
@@ -126,6 +128,12 @@ class Call:
     def note_run(self, run_id: str) -> None:
         """Name the run that the request has started, for the access log."""
         self.request.state.run_id = run_id
+
+    @property
+    def wants_json(self) -> bool:
+        """True if the client takes JSON and no stream of events."""
+        accepted = self.request.headers.get("accept", "")
+        return "application/json" in accepted and "text/event-stream" not in accepted
 
     @property
     def last_event(self) -> str | None:

@@ -33,7 +33,7 @@ _REF = "#/components/schemas/{name}"
 def describe(endpoints: Iterable[Endpoint], open_paths: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the description of all endpoints, and of the paths that need no token."""
     table = list(endpoints)
-    kinds = [kind for one in table for kind in (one.body, one.query, one.returns, *one.more.values()) if kind]
+    kinds = [kind for one in table for kind in (one.body, one.query, one.returns, one.page, *one.more.values()) if kind]
     schemas, components = msgspec.json.schema_components([*kinds, AnyEvent], ref_template=_REF)
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=False)}
     components["Error"] = {
@@ -96,7 +96,10 @@ def _answer(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         schema = {"type": "string", "description": f"Each `data:` is one `{name}`.", "contentSchema": one}
     elif endpoint.media != "application/json":
         schema = {"type": "string"}
-    return {"description": endpoint.summary, "content": {endpoint.media: {"schema": schema}}}
+    content = {endpoint.media: {"schema": schema}}
+    if endpoint.page is not None:
+        content |= _json(schema_of[repr(endpoint.page)])
+    return {"description": endpoint.summary, "content": content}
 
 
 def _errors_of(endpoint: Endpoint) -> list[int]:

@@ -32,6 +32,7 @@ from ..wire.resources import (
 from ..wire.shapes import (
     AgentShape,
     ChildShape,
+    EventPage,
     Items,
     ListedTask,
     PartShape,
@@ -43,6 +44,7 @@ from ..wire.shapes import (
     TaskShape,
 )
 from ..wire.snapshot import SnapshotTree
+from .event_pages import event_page
 from .http import ApiError, Call, Endpoints, Page, check_scope, json_response, not_found
 from .parts import PartsQuery, open_parts
 from .service import MOST_WAIT, Service
@@ -310,10 +312,14 @@ async def fork_run(call: Call) -> Any:
     return await _started_json(call, run) | {"after": await run.place()}
 
 
-@endpoint("GET", f"{_RUN}/events", query=EventsQuery, media="text/event-stream")
-async def run_events(call: Call) -> Response:
-    """Follow the events of a run, from any number. A WebSocket on the same path sends the same."""
-    return await stream_run(call, await call.run())
+@endpoint("GET", f"{_RUN}/events", query=EventsQuery, media="text/event-stream", page=EventPage)
+async def run_events(call: Call) -> Any:
+    """Follow the events of a run, from any number. A WebSocket on the same path sends the same. With `Accept:
+    application/json`, return a page of the stored ones."""
+    record = await call.run()
+    if call.wants_json:
+        return await event_page(call.service, record, call.query)
+    return await stream_run(call, record)
 
 
 @endpoint("GET", f"{_RUN}/parts", query=PartsQuery, media="text/event-stream", returns=PartShape)

@@ -47,12 +47,18 @@ class EventsQuery(Struct, frozen=True):
     """`idle`: the stream ends where the run waits for a human, too."""
     merge: Annotated[int, Meta(ge=0, le=5_000)] = 0
     """Milliseconds for which deltas of one message are gathered into one."""
+    before: Annotated[int, Meta(ge=1, le=10**15)] | None = None
+    """Of a page of JSON: only events before this one; without `after`, the last of them."""
+    limit: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Of a page of JSON: how many events."""
 
 
 class Filter:
     """The events of a log that one reader wants."""
 
     def __init__(self, query: EventsQuery) -> None:
+        if query.before is not None or query.limit is not None:
+            raise ApiError(422, "invalid_query", "query: before and limit are for pages: send Accept: application/json")
         self._ns: Namespace = tuple(query.ns.split("|")) if query.ns else ()
         self._kinds = frozenset(query.kinds.split(",")) if query.kinds else frozenset[str]()
         if unknown := sorted(self._kinds - set(EVENT_TYPES)):
@@ -66,11 +72,11 @@ class Filter:
         self.is_open = self._wants_all and not self.merge
         """True if the reader gets every event as it is."""
 
+    def is_wanted(self, event: AnyEvent) -> bool:
+        return event.ns[: len(self._ns)] == self._ns and (not self._kinds or event.kind in self._kinds)
+
     def __call__(self, frames: list[Frame]) -> list[Frame]:
-        if self._wants_all:
-            return frames
-        depth, ns, kinds = len(self._ns), self._ns, self._kinds
-        return [f for f in frames if f.event.ns[:depth] == ns and (not kinds or f.event.kind in kinds)]
+        return frames if self._wants_all else [frame for frame in frames if self.is_wanted(frame.event)]
 
     def notices(self, frame: Frame | None) -> list[Frame]:
         """Return a notice about the owner of a log if its kind is wanted, whatever the subtree."""
@@ -90,18 +96,24 @@ def read_place(text: str | None) -> int:
     return int(text)
 
 
+async def whole_or_subtree(service: Service, record: RunRecord, query: EventsQuery) -> tuple[str, EventsQuery]:
+    """Return the log of a run, and the query of a reader of it: of a background child only its subtree is read."""
+    run_id = record.identity.run_id
+    log_id = record.log_id or run_id
+    if query.ns is None and log_id != run_id:
+        for event in await service.runtime.log(log_id).so_far():
+            if isinstance(event, ChildStarted) and event.child_run_id == run_id:
+                return log_id, replace(query, ns="|".join(event.child_ns))
+    return log_id, query
+
+
 async def open_run(
     service: Service, record: RunRecord, query: EventsQuery, last: str | None = None
 ) -> AsyncIterator[Batch]:
     """Check the query of a reader, and return the event stream of a run. That of a background child is a subtree.
 
     `last` is the `Last-Event-ID` that a browser sends when it connects again; it counts more than `after`."""
-    run_id = record.identity.run_id
-    log_id = record.log_id or run_id
-    if query.ns is None and log_id != run_id:
-        for event in await service.runtime.log(log_id).so_far():
-            if isinstance(event, ChildStarted) and event.child_run_id == run_id:
-                query = replace(query, ns="|".join(event.child_ns))
+    log_id, query = await whole_or_subtree(service, record, query)
     wanted, after = Filter(query), read_place(last or query.after)
     if after and not await service.runtime.log(log_id).has_event(after):
         raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {after}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypedDict, TypeVar
 
+from ..core.events import AnyEvent
 from ..core.runs import Usage
 
 T = TypeVar("T")
@@ -14,6 +15,16 @@ class Items(TypedDict, Generic[T]):
 
     items: list[T]
     next_cursor: str | None
+
+
+class EventPage(TypedDict):
+    """Stored events, as a stream sends them."""
+
+    items: list[AnyEvent]
+    next_cursor: str | None
+    """The `after` of the next page; of a page that was asked for by `before` alone, the `before` of the one before it."""
+    last_seq: int
+    """The number of the last stored event of the log."""
 
 
 class ToolShape(TypedDict):
