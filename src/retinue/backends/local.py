@@ -512,16 +512,17 @@ def _give_up(x: Execution) -> RunResult:
 
 
 def append_child_finished(parent: Execution, child: RunState, result: RunResult) -> None:
+    identity = child.identity
     if result.status.is_terminal:
-        parent.log.leave_thread(child.identity)
-    ref = parent.state.children.get(child.run_id)
+        parent.log.leave_thread(identity)
+    ref = parent.state.children.get(identity.run_id)
     if ref is not None and ref.ended:
         return
     parent.emit(
         ChildFinished(
-            call_id=child.identity.parent_tool_call_id or "",
-            child_run_id=child.run_id,
-            child_agent=child.identity.agent,
+            call_id=identity.parent_tool_call_id or "",
+            child_run_id=identity.run_id,
+            child_agent=identity.agent,
             status=result.status,
         )
     )

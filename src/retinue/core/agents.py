@@ -97,6 +97,8 @@ class Agent(Generic[Out]):
     output_format: OutputFormat | None = field(init=False, repr=False)
     system: Message | None = field(init=False, repr=False)
     """The instructions as the model reads them, with the shape of the answer where there is one."""
+    is_woken: bool = field(init=False, repr=False, default=False)
+    """True if a task that ends while its conversation has no run starts a new run."""
 
     if TYPE_CHECKING:  # the dataclass makes it at run time; these overloads give `result.unwrap()` its type
 
@@ -187,10 +189,6 @@ class Agent(Generic[Out]):
 
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
         """Continue the background tasks that a run had when its process died."""
-
-    def is_woken(self) -> bool:
-        """Return whether a task that ends while its conversation has no run starts a new run."""
-        return False
 
     async def ended_tasks(self, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
         """Return the ended tasks of a conversation that, by its stored state, were not reported to it."""

@@ -148,7 +148,7 @@ class Execution:
         resolver: Resolver,
     ) -> None:
         self.request, self.state, self.store, self.log, self.slots = request, state, store, log, slots
-        self.run_id = state.identity.run_id
+        self.run_id, self.is_stored = state.identity.run_id, log.writer is not None
         self.emit = partial(log.append, state)
         """Append an event of this run, and so change its state. After `run_finished` nothing is appended."""
         self.resolver, self.equip = resolver, equip
@@ -193,10 +193,6 @@ class Execution:
     @property
     def identity(self) -> RunIdentity:
         return self.state.identity
-
-    @property
-    def is_stored(self) -> bool:
-        return self.log.writer is not None
 
     @property
     def is_over(self) -> bool:

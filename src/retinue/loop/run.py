@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..core.output import OUTPUT_TRIES
 from ..core.results import error_with_code
 from ..core.rows import Ending, Private
 from ..core.runs import RunResult, RunStatus
-from ..core.state import Snapshot, UnknownKeyPolicy
+from ..core.state import UnknownKeyPolicy
 from ..core.stores import ThreadRecord
 from ..log.state import CALL_NEW, CallState, is_runnable, next_move, with_ids
 from .budget import Reached, limit_reached, reached, time_left
@@ -118,12 +118,20 @@ def _check_budget(x: Execution) -> Ending | None:
 
 
 async def _make_calls(x: Execution) -> None:
-    """Run the calls of the step, unless they are refused."""
+    """Run the calls of the step that have work to do, unless they are refused. Calls that wait for a human stay open."""
     if _refuse_calls(x):
         return
-    x.is_calling = True
+    run, store = x.state, x.store
+    if run.step_values is None or run.step_revision == store.revision:
+        x.snapshot = store.snapshot()
+    else:  # all calls of the step see the state as it was when the first one started
+        x.snapshot = store.snapshot_of(run.step_values, run.step_revision, as_json=x.is_stored)
+    todo, x.is_calling = list(run.calls.values()), True
     try:
-        await _run_calls(x)
+        if len(todo) == 1:
+            await _run_call(x, todo[0])
+        else:
+            await run_together([_run_call(x, call) for call in todo if is_runnable(run, call)])
     finally:
         x.is_calling = False
 
@@ -157,24 +165,6 @@ def _limit_of_calls(x: Execution) -> Reached | None:
         return limit_reached(x.log.tree, run, run.limit, now)
     limit = reached(x.log.tree, run, now)
     return limit if limit is not None and limit.is_over else None
-
-
-def _run_calls(x: Execution) -> Coroutine[Any, Any, object]:
-    """Run the calls of the step that have work to do. Calls that wait for a human stay open."""
-    run = x.state
-    x.snapshot = _step_snapshot(x)
-    todo = list(run.calls.values())
-    if len(todo) == 1:
-        return _run_call(x, todo[0])
-    return run_together([_run_call(x, call) for call in todo if is_runnable(run, call)])
-
-
-def _step_snapshot(x: Execution) -> Snapshot:
-    """Return the state that all calls of this step see: as it was when its first call started."""
-    run, store = x.state, x.store
-    if run.step_values is None or run.step_revision == store.revision:
-        return store.snapshot()
-    return store.snapshot_of(run.step_values, run.step_revision, as_json=x.is_stored)
 
 
 async def _run_call(x: Execution, call: CallState) -> None:

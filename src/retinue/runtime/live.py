@@ -74,6 +74,7 @@ class LiveRun:
     ) -> None:
         self.home, self.request, self.log, self.record, self.writer, self.x = home, request, log, record, writer, x
         """Its execution, while a leg is at work."""
+        self.run_id = request.identity.run_id
         self.first = log.tree.seq
         """The number of the last event before the present leg."""
         self._loop = asyncio.get_running_loop()
@@ -103,10 +104,6 @@ class LiveRun:
         self.may_wake = False
         """True if its conversation may have to be woken before the log ends."""
         log.on_release = self._task_ended
-
-    @property
-    def run_id(self) -> str:
-        return self.request.identity.run_id
 
     @property
     def state(self) -> RunState | None:
@@ -442,7 +439,7 @@ class LiveRun:
             return []
         names = dict.fromkeys((state.first_agent, *state.handoffs)) if state.handoffs else (own.name,)
         agents = [own if name == own.name else known.get(name) for name in names]
-        return [agent for agent in agents if agent is not None and agent.is_woken()]
+        return [agent for agent in agents if agent is not None and agent.is_woken]
 
     async def _wake(self) -> bool:
         """Start a run for each agent that has unreported ended tasks. Return False if that must wait."""

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, suppress
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.errors import StoreError
@@ -199,7 +200,7 @@ class Lane:
                 batch.append(self._jobs.get())
             jobs = [job for job in batch if job is not None]
             if not self._keeps_order:
-                jobs.sort(key=lambda job: job.key)
+                jobs.sort(key=attrgetter("key"))
             is_open = len(jobs) == len(batch)
             if jobs:
                 _report(jobs, self._run_together(jobs))

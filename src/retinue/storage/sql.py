@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -152,7 +153,7 @@ class SqlStore:
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
-        with self._storable(f"thread {record.thread_id!r}"):
+        with self._reported(f"thread {record.thread_id!r} cannot be stored"):
             write = thread_write(ThreadUpdate(record))
         await self.database.write(write, record.thread_id, threads=[record.thread_id])
 
@@ -162,7 +163,7 @@ class SqlStore:
 
     async def save_run(self, record: RunRecord) -> None:
         identity = record.identity
-        with self._storable(f"run {identity.run_id!r}"):
+        with self._reported(f"run {identity.run_id!r} cannot be stored"):
             write = run_write(record)
 
         def save(link: Link) -> None:
@@ -233,7 +234,7 @@ class SqlStore:
         return await self.database.write(name_write(thread_id, title), thread_id, threads=[thread_id])
 
     async def create_thread(self, record: ThreadRecord) -> bool:
-        with self._storable(f"thread {record.thread_id!r}"):
+        with self._reported(f"thread {record.thread_id!r} cannot be stored"):
             write = thread_write(ThreadUpdate(record))
         title = title_of(record.messages)
 
@@ -279,7 +280,7 @@ class SqlStore:
         saved_at: float | None = None,
     ) -> asyncio.Future[str | None]:
         identity = record.identity
-        with self._storable(f"run {identity.run_id!r}"):
+        with self._reported(f"run {identity.run_id!r} cannot be stored"):
             beginning = RunBeginning(self.place, record, request, owner, lease, when_busy, placement, saved_at)
         thread_id = identity.thread_id
 
@@ -289,7 +290,7 @@ class SqlStore:
         before = self._beginnings.get(thread_id)
         begun = begin() if before is None else asyncio.create_task(_begin_after(before, begin))
         self._beginnings[thread_id] = begun
-        begun.add_done_callback(lambda done: self._forget_beginning(thread_id, done))
+        begun.add_done_callback(partial(self._forget_beginning, thread_id))
         return begun
 
     def _forget_beginning(self, thread_id: str, begun: asyncio.Future[str | None]) -> None:
@@ -325,18 +326,18 @@ class SqlStore:
         return await self.database.value(_HOLDER, thread_id)
 
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
-        with self._storable(f"run {batch.log_id!r}"):
+        with self._reported(f"run {batch.log_id!r} cannot be stored"):
             work = BatchWrite(self.place, batch)
         return self.database.write(work.write, batch.log_id, threads=work.threads)
 
     async def read_events(
         self, log_id: str, after: int = 0, limit: int = 1000, most_bytes: int = PAGE_BYTES
     ) -> tuple[list[Event], bool] | None:
-        with self._readable(f"an event of run {log_id!r} after number {after}"):
+        with self._reported(f"what is stored of an event of run {log_id!r} after number {after} cannot be read"):
             return await self.database.read(lambda link: read_events(link, log_id, after, limit, most_bytes))
 
     async def read_deltas(self, log_id: str, after: int, upto: int) -> list[Event]:
-        with self._readable(f"a delta of run {log_id!r} after number {after}"):
+        with self._reported(f"what is stored of a delta of run {log_id!r} after number {after} cannot be read"):
             return await self.database.read(lambda link: read_deltas(link, log_id, after, upto))
 
     async def last_event(self, log_id: str) -> int:
@@ -459,14 +460,8 @@ class SqlStore:
         )
 
     def _decode(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
-        with self._readable(what):
+        with self._reported(f"what is stored of {what} cannot be read"):
             return decode(body)
-
-    def _readable(self, what: str) -> AbstractContextManager[None]:
-        return self._reported(f"what is stored of {what} cannot be read")
-
-    def _storable(self, what: str) -> AbstractContextManager[None]:
-        return self._reported(f"{what} cannot be stored")
 
     @contextmanager
     def _reported(self, problem: str) -> Generator[None]:

@@ -142,6 +142,7 @@ class HarnessAgent(Agent[Out]):
             object.__setattr__(self, name, value)
         if self.has_subagents:
             object.__setattr__(self, "catalog", Catalog(self))
+            object.__setattr__(self, "is_woken", self.wake_on_task_end)
         object.__setattr__(self, "plugins", (*own_plugins, *self._brought_plugins()))
         Agent.__post_init__(self)
 
@@ -266,9 +267,6 @@ class HarnessAgent(Agent[Out]):
         for plugin in self.plugins:
             if isinstance(plugin, Subagents):
                 await plugin.resume_tasks(run, context_for)
-
-    def is_woken(self) -> bool:
-        return self.wake_on_task_end and self.catalog is not None
 
     async def ended_tasks(self, run: RunIdentity, told: Mapping[str, Any]) -> Sequence[str]:
         assert self.task_repository is not None, "it has sub-agents"
