@@ -164,7 +164,7 @@ def test_an_unknown_run_is_said_so(cli: Cli, url: str, path: Path, action: list[
         (["resume", "run_c", "--approve", "c", "--target", "clerk"], "write MODULE:ATTR"),
         (["resume", "run_c", "--approve", "c", "--target", "no.such:thing"], "ModuleNotFoundError"),
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:nobody"], "has no attribute 'nobody'"),
-        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:NOT_AN_AGENT"], "it is int, not an agent"),
+        (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:NOT_AN_AGENT"], "it gives 3, not an agent"),
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:broken"], "RuntimeError: no staff today"),
         (["resume", "run_c", "--approve", "c", "--target", "tests.cli.staff:clerk"], "unknown agent 'assistant'"),
         (["cancel", "run_c", "--target", "tests.cli.staff:everyone"], "name one that has it with --target"),

@@ -22,6 +22,7 @@ from retinue import Decision, Limits, RunStatus, Runtime
 from ..databases import TestServer, postgres_server
 from ..durability.plug import need, tell
 from ..waiting import until
+from .crew import is_marked
 from .processes import ROOT, holder, start_worker, workers
 from .temporal import TemporalServer, temporal_server
 from .workflows import closed, workflow_of
@@ -200,7 +201,7 @@ async def worker_killed(place: Place) -> str:
         await victim.end(signal.SIGKILL)
         began = time.perf_counter()
         (place.folder / "hold-1").unlink()
-        await until(lambda: (place.folder / "step-2").exists())
+        await until(lambda: is_marked(place.folder, 2))
         took = time.perf_counter() - began
         await run.result()
         await check(client, run.run_id)

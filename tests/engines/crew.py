@@ -79,6 +79,12 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+def is_marked(folder: Path, step: int) -> bool:
+    """Return whether a step has left its whole mark."""
+    path = folder / f"step-{step}"
+    return path.exists() and path.read_text().endswith("\n")
+
+
 def make_mark(folder: Path | None) -> Tool:
     @tool
     async def mark(step: int) -> str:

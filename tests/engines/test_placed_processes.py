@@ -17,6 +17,7 @@ from retinue.runtime.placed import placed_id
 from retinue.runtime.placed_calls import call_run_id
 
 from ..waiting import until
+from .crew import is_marked
 from .processes import WorkerProcess, holder, start_worker
 from .team import Site
 
@@ -70,7 +71,7 @@ async def test_kill_9_while_a_placed_child_works(site: Site, tmp_path: Path, vic
         run = client.stream("guide", "5")
         await run.stored()
         child = await child_of(client, run.run_id)
-        await until((tmp_path / "step-2").exists)
+        await until(lambda: is_marked(tmp_path, 2))
         named = {"child": [placed_id(child)], "parent": [run.run_id], "both": [run.run_id, placed_id(child)]}
         for log_id in named[victims]:
             victim = await holder(started, client, log_id)

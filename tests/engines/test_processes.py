@@ -12,6 +12,7 @@ from retinue import RunStatus, Runtime
 from retinue.core.errors import RetinueError
 
 from ..waiting import until
+from .crew import is_marked
 from .processes import holder, start_worker, workers
 from .team import Site, events_of
 
@@ -31,7 +32,7 @@ async def check_log(client: Runtime, run_id: str) -> list[Any]:
 
 
 async def held(folder: Path, step: int) -> None:
-    await until(lambda: (folder / f"step-{step}").exists())
+    await until(lambda: is_marked(folder, step))
 
 
 async def test_another_worker_continues_after_kill_9(site: Site, tmp_path: Path) -> None:

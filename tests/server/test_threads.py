@@ -198,6 +198,8 @@ async def test_a_thread_that_has_been_named_keeps_its_title(url: str) -> None:
         assert (await site.get(f"/api/v1/threads/{forked['thread_id']}")).body["title"] == "first"
         for body in ({}, {"title": ""}, {"title": "x" * 201}, {"title": "x", "status": "failed"}):
             assert (await site.ask("PATCH", "/api/v1/threads/t1", body)).status == 422
+        spoiled = await site.ask("PATCH", "/api/v1/threads/t1", {"title": "a\0b\nc"})
+        assert (spoiled.status, spoiled.body["title"]) == (200, "a b c")
         assert (await site.ask("PATCH", "/api/v1/threads/nope", {"title": "x"})).status == 404
 
 

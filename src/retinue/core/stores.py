@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
@@ -51,12 +52,14 @@ IDLE = "idle"
 """The status of a thread without a run."""
 TITLE = 200
 """The most characters of the title of a thread."""
+_NOT_IN_TITLES = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def title_of(messages: Iterable[Message]) -> str:
-    """Return the title of a conversation: the beginning of the first text that its user has sent."""
-    said = (" ".join(message.text.split()) for message in messages if message.role is Role.USER)
-    return next((text for text in said if text), "")[:TITLE]
+    """Return the title of a conversation: the beginning of the first text that its user has sent, as one line."""
+    sent = (message.text[: 8 * TITLE] for message in messages if message.role is Role.USER)
+    lines = (" ".join(_NOT_IN_TITLES.sub(" ", text).split()) for text in sent)
+    return next((line for line in lines if line), "")[:TITLE]
 
 
 class LogSummary(Struct, frozen=True, kw_only=True, gc=False):

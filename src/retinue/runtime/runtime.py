@@ -21,7 +21,7 @@ from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
 from ..core.state import PersistedState, Seed, as_persisted
-from ..core.stores import Durability, Place, Retention, Store, ThreadSummary, Watch, WhenBusy
+from ..core.stores import Durability, Place, Retention, Store, ThreadSummary, Watch, WhenBusy, title_of
 from ..log.ownership import LEASE
 from ..log.state import RunState
 from ..models.prices import Price
@@ -451,7 +451,7 @@ class Runtime:
 
     async def name_thread(self, thread_id: str, title: str) -> bool:
         """Set the title of a thread; return False if there is none."""
-        return await self.store.name_thread(thread_id, title)
+        return await self.store.name_thread(thread_id, title_of((Message.user(title),)))
 
     def watch_threads(self, user_id: str) -> contextlib.AbstractContextManager[Watch]:
         """Watch a user's threads: a wait ends when one of those that `threads` returns may have changed."""
