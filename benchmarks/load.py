@@ -22,6 +22,8 @@ from typing import Any
 
 import aiohttp
 
+from retinue import ToolContext, tool
+
 TOKEN = "token-of-the-load-test"
 TICK = 0.02
 _FRAME = re.compile(rb'id: (\d+)\nevent: (\w+)\ndata: \{[^\n]*?"at":([\d.]+)')
@@ -29,6 +31,29 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 # --- the servers
+
+
+@tool
+async def flood(ctx: ToolContext, megabytes: int) -> str:
+    """Stream so much output, in pieces of 10 KB."""
+    for number in range(megabytes * 100):
+        ctx.stream_output(f"{number:>10}" * 1000)
+        await asyncio.sleep(0)
+    return "done"
+
+
+class Flooding:
+    """A model that calls `flood` with the megabytes that the input says."""
+
+    name = "testing:flooding"
+
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        from retinue.models import CallChunk, TextChunk
+
+        if request.messages[-1].role == "tool":
+            yield TextChunk("done")
+        else:
+            yield CallChunk(0, "c1", "flood", f'{{"megabytes": {request.messages[-1].text}}}')
 
 
 class Ticking:
@@ -53,7 +78,8 @@ async def serve_ours(port: int, db: str) -> None:
     from retinue import Agent, Runtime
     from retinue.server import create_app
 
-    async with Runtime.open(db, agents=[Agent("ticking", Ticking())]) as runtime:
+    agents = [Agent("ticking", Ticking()), Agent("flooding", Flooding(), tools=[flood])]
+    async with Runtime.open(db, agents=agents) as runtime:
         app = create_app(runtime, auth=TOKEN)
         config = uvicorn.Config(app, port=port, log_level="warning", backlog=4096, lifespan="off")
         await uvicorn.Server(config).serve()
@@ -185,8 +211,8 @@ async def read(port: int, path: str, lags: list[float]) -> Reader:
     return reader
 
 
-async def start(session: aiohttp.ClientSession, words: int) -> str:
-    async with session.post("/api/v1/runs", json={"agent": "ticking", "input": str(words)}) as response:
+async def start(session: aiohttp.ClientSession, words: int, agent: str = "ticking") -> str:
+    async with session.post("/api/v1/runs", json={"agent": agent, "input": str(words)}) as response:
         body = await response.json()
         assert response.status == 201, body
         return body["run_id"]
@@ -264,6 +290,57 @@ async def idle(running: Server, readers: int) -> dict[str, Any]:
     return {"streams": readers, "kb_each": (after - before) / readers / 1024}
 
 
+class Stalled(asyncio.Protocol):
+    """Opens a stream, takes its first bytes and reads no more."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        head = f"GET {self._path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        self.transport.write(head.encode())
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.pause_reading()
+        if not self.open.done():
+            self.open.set_result(None)
+
+
+async def stalled(
+    running: Server, readers: int, megabytes: int, *, is_late: bool, seconds: float = 3.0
+) -> dict[str, Any]:
+    """Readers that do not read a large log: they come after its end (`is_late`), or before its first event."""
+    loop, found = asyncio.get_running_loop(), list[Stalled]()
+
+    async def stall(path: str) -> None:
+        for _ in range(readers):
+            _, reader = await loop.create_connection(lambda: Stalled(path), "127.0.0.1", running.port)
+            found.append(reader)
+        await asyncio.gather(*[reader.open for reader in found])
+
+    async with asking(running) as session:
+        warm = await start(session, megabytes, "flooding")
+        async with session.get(f"/api/v1/runs/{warm}/result?wait=300") as response:
+            assert (await response.json())["status"] == "completed"
+        run_id = warm
+        before = running.memory()
+        if not is_late:
+            run_id = await start(session, megabytes, "flooding")
+        await stall(f"/api/v1/runs/{run_id}/events")
+        async with session.get(f"/api/v1/runs/{run_id}/result?wait=300") as response:
+            assert (await response.json())["status"] == "completed"
+        most = running.memory()
+        for _ in range(int(seconds * 10)):
+            await asyncio.sleep(0.1)
+            most = max(most, running.memory())
+    for reader in found:
+        reader.transport.abort()
+    await asyncio.sleep(0.1)  # now the sockets are closed
+    return {"readers": readers, "log_mb": megabytes, "grew_mb": (most - before) / 1e6}
+
+
 async def starts(running: Server, rate: int, seconds: float) -> dict[str, Any]:
     """Start runs at a fixed rate, whatever the answers take."""
     took, failed = list[float](), list[str]()
@@ -319,6 +396,14 @@ async def main(args: argparse.Namespace) -> None:
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if args.stalled:
+            for given in args.db or ["memory:", "sqlite"]:
+                kind, db = given.partition(":")[0], store_url(given, folder, stack)
+                for is_late in (True,) if kind == "memory" else (True, False):  # there the log itself is in memory
+                    async with server("ours", db) as ours:
+                        title = f"{kind}: readers that do not read, {'late' if is_late else 'from the start'}"
+                        note(title, await stalled(ours, 40, args.megabytes, is_late=is_late))
+            return
         for given in args.db or ["memory:", "sqlite"]:
             kind, db = given.partition(":")[0], store_url(given, folder, stack)
             async with server("ours", db) as ours:
@@ -356,5 +441,7 @@ if __name__ == "__main__":
         parser.add_argument("--seconds", type=float, default=10.0, help="length of each run")
         parser.add_argument("--start-seconds", type=float, default=60.0, help="0: no starts")
         parser.add_argument("--db", action="append", help="the store: a URL, sqlite or postgres; may be repeated")
+        parser.add_argument("--stalled", action="store_true", help="only: 40 readers that do not read a large log")
+        parser.add_argument("--megabytes", type=int, default=70, help="the size of that log")
         parser.add_argument("--json", action="store_true")
         asyncio.run(main(parser.parse_args()))

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from retinue import RunStatus
+from retinue.core.concurrency import Jobs
 from retinue.core.events import ErrorRaised, Event, RunFinished, RunStarted, StepStarted, TextDelta
 from retinue.core.rows import Private
 from retinue.core.runs import RunIdentity
 from retinue.core.stores import DurableStore
+from retinue.log.fanout import Budget, Fanout
 from retinue.log.fold import fold_all
 from retinue.log.owned import LiveLog, LogWriter
 from retinue.log.read import Reader, StoreLog
@@ -80,6 +82,8 @@ class World:
         self.stored = None if store is None else StoreLog(store, ROOT, time.time)
         self.followers: list[Follower] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.fanouts: list[Fanout] = []
+        self.budget, self.jobs = Budget(rng.choice([300, 3000, 1 << 20]), 1 << 20), Jobs()
         self.said = 0
 
     async def begin(self) -> None:
@@ -123,10 +127,20 @@ class World:
         log: Any = self.log if self.stored is None or self.rng.random() < 0.7 else self.stored
         # A reader knows only numbers that are stored.
         after = self.rng.choice([0, self.rng.randint(0, self.log.stored_seq)])
-        one = Follower(log.read(after, live=is_live, run_id=run_id), run_id, self.rng)
+        if self.rng.random() < 0.4:
+            run_id, is_live, reader = "", False, self.attach(log, after)
+        else:
+            reader = log.read(after, live=is_live, run_id=run_id)
+        one = Follower(reader, run_id, self.rng)
         one.is_live = is_live and log is self.log
         self.followers.append(one)
         self.tasks.append(asyncio.create_task(one.follow()))
+
+    def attach(self, log: Any, after: int) -> Reader:
+        """Follow the log together with others, also with some who began while another process owned it."""
+        if not self.fanouts or self.rng.random() < 0.3:
+            self.fanouts.append(Fanout(log, after, self.budget, self.jobs.start))
+        return self.rng.choice(self.fanouts).attach(after)
 
     async def change_owner(self) -> None:
         """Have another process own the log: this one has appended more than it has stored, and learns of it later."""

@@ -11,6 +11,7 @@ from ..core.errors import ConfigurationError
 from ..core.events import AnyEvent, TaskUpdated
 from ..core.stores import StoredLog
 from ..log.ownership import is_orphan
+from ..log.read import Reader
 from ..tasks.task import TaskStatus
 from .inbox import decode_start
 
@@ -31,6 +32,10 @@ class StoredEvents:
     def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events after a number, each once it is stored, until the run and every task under it have ended."""
         return cast("AsyncIterator[AnyEvent]", self._runs.events(self.log_id, after))
+
+    def read(self, after: int = 0) -> Reader:
+        """Return a reader of the events after a number, each once it is stored."""
+        return self._runs.log(self.log_id).read(after)
 
     async def so_far(self) -> list[AnyEvent]:
         """Return the events that are stored now. Deltas are left out where the log is in a database."""

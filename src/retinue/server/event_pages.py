@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from ..core.events import AnyEvent
 from ..core.stores import RunRecord
+from ..log.fanout import make_frame
 from ..runtime.reading import StoredEvents
-from .feeds import make_frame
 from .http import ApiError
 from .service import Service
 from .streams import EventsQuery, Filter, read_place, whole_or_subtree

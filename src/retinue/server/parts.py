@@ -17,8 +17,9 @@ from msgspec import Struct
 from ..core.content import to_json_bytes
 from ..core.events import ChildStarted, Namespace
 from ..core.stores import RunRecord
+from ..log.fanout import Frame
 from ..wire.parts import PartsProjection
-from .feeds import BEAT, Batch, Frame
+from .feeds import BEAT, Batch
 from .http import ApiError
 from .service import Service
 from .streams import EventsQuery, log_batches, read_place

@@ -14,8 +14,9 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..core.concurrency import Jobs, cancel_all, wait_for_first
+from ..log.fanout import Frame
 from .auth import User
-from .feeds import BEAT, Batch, Frame
+from .feeds import BEAT, Batch
 from .http import (
     ApiError,
     admit,

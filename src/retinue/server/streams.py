@@ -24,8 +24,9 @@ from ..core.events import (
     ToolCallStreamDelta,
 )
 from ..core.stores import RunRecord
+from ..log.fanout import Frame, make_frame
 from .auth import User
-from .feeds import BEAT, Batch, Frame, make_frame
+from .feeds import BEAT, Batch
 from .http import ApiError, Call, is_text
 from .service import Service, owns
 
@@ -129,8 +130,8 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
     """Yield the events of a log as they are stored, and an empty batch as a sign of life."""
     now = asyncio.get_running_loop().time
     said = now()
-    with contextlib.closing(_Source(service, log_id, after, root_ended=True)) as source:
-        feed = source.feed
+    async with contextlib.aclosing(_Source(service, log_id, after, root_ended=True)) as source:
+        feed, follower = source.feed, source.follower
         while True:
             frames = await source.read()
             if frames and wanted.merge:
@@ -141,18 +142,19 @@ async def _run_batches(service: Service, log_id: str, after: int, wanted: Filter
                 if found or now() - said >= BEAT:  # events that the reader does not want are no sign of life
                     said = now()
                     yield feed.batch(found) if found and wanted.is_open else wanted.batch(found)
-            elif feed.ended or (wanted.until_idle and await _is_idle(service, log_id, source.after)):
-                if not feed.has_events(source.after):
-                    return
+            elif follower.ended:
+                return
+            elif wanted.until_idle and await _is_idle(service, log_id, source.after) and not follower.ready:
+                return
             elif notices := source.notices(wanted):
                 yield notices[0]
             else:
-                changed = feed.changed(source.after)
+                changed = follower.changed()
                 if not service.closing.is_set():
                     await changed
                 if service.closing.is_set():
                     raise ServerCloses
-                if not feed.has_events(source.after) and not feed.ended:
+                if not follower.ready and not follower.ended and now() - said >= BEAT / 2:
                     said = now()
                     yield Batch([])
 
@@ -177,35 +179,38 @@ class _Source:
     """A log that is being read: that of a run, or of one of the runs of a thread."""
 
     def __init__(self, service: Service, run_id: str, after: int = 0, *, root_ended: bool = False) -> None:
-        self._feeds, self.after = service.feeds, after
-        self.feed = self._feeds.open(run_id, after)
+        self._feeds = service.feeds
+        self.feed, self.follower = self._feeds.open(run_id, after)
         self.root_ended = root_ended
-        self.told: Frame | None = None
+        self._rest: list[Frame] = []
+        """Events after the end of the root run that were read with it."""
+
+    @property
+    def after(self) -> int:
+        return self._rest[0].seq - 1 if self._rest else self.follower.seq
 
     def notices(self, wanted: Filter) -> list[Batch]:
         """Return the notice about the owner that the reader wants and does not have."""
-        told, self.told = self.told, self.feed.notice
-        return [Batch([frame]) for frame in wanted.notices(self.feed.notice) if frame is not told]
+        notice = self.follower.news()
+        return [] if notice is None else [Batch([frame]) for frame in wanted.notices(make_frame(notice))]
 
-    def close(self) -> None:
-        self._feeds.leave(self.feed)
+    async def aclose(self) -> None:
+        await self._feeds.leave(self.feed, self.follower)
 
     async def read(self) -> list[Frame]:
         """Return the next events; while the root run has not ended, none after its end."""
-        frames = await self.feed.available(self.after)
-        if not frames and self.feed.problem is not None:
-            raise self.feed.problem
-        if frames and not self.root_ended:
-            frames = self._until_end(frames)
-        if frames:
-            self.after = frames[-1].seq
-        return frames
+        if self._rest:
+            frames, self._rest = self._rest, []
+            return frames
+        frames = await self.follower.available()
+        return frames if self.root_ended else self._until_end(frames)
 
     def _until_end(self, frames: list[Frame]) -> list[Frame]:
         for place, frame in enumerate(frames):
             event = frame.event
             if isinstance(event, RunFinished) and event.run_id == self.feed.log_id and event.status.is_terminal:
                 self.root_ended = True
+                self._rest = frames[place + 1 :]
                 return frames[: place + 1]
         return frames
 
@@ -274,7 +279,7 @@ class _ThreadReader:
                     yield Batch([])
         finally:
             for source in self._sources():
-                source.close()
+                await source.aclose()
 
     def _sources(self) -> list[_Source]:
         return [*self._tails, *([self._main] if self._main is not None else [])]
@@ -284,9 +289,9 @@ class _ThreadReader:
         for source in list(self._tails):
             was_ended = source.root_ended
             frames = await source.read()
-            if not frames and source.feed.ended:
+            if not frames and source.follower.ended:
                 self._tails.remove(source)
-                source.close()
+                await source.aclose()
             elif frames:
                 batches.append(Batch(self._wanted(frames) if was_ended else [], ids="none"))
         return batches
@@ -302,9 +307,9 @@ class _ThreadReader:
         if main.root_ended:
             self._tails.append(main)
             self._main = None
-        elif not frames and main.feed.ended:
+        elif not frames and main.follower.ended:
             self._main = None
-            main.close()
+            await main.aclose()
             return [Batch([])]
         return [self._wanted.batch(self._wanted(frames), f"{main.feed.log_id}:")] if frames else []
 
@@ -347,7 +352,7 @@ class _ThreadReader:
 
     async def _any_changed(self, sources: Sequence[_Source]) -> None:
         """Return when a source may have something new, a run is started here, or it is time to look for others."""
-        futures = [source.feed.changed(source.after) for source in sources]
+        futures = [source.follower.changed() for source in sources]
         futures.append(self._service.feeds.run_started())
         try:
             await asyncio.wait(futures, timeout=_LOOK_FOR_RUNS, return_when=asyncio.FIRST_COMPLETED)
