@@ -83,9 +83,9 @@ class Site:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an application on a free port of loopback."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+async def listening(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+    """Serve an application on a port of loopback, or on any that is free."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
     server.install_signal_handlers = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
     config = server.config
     config.load()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Generic, TypedDict, TypeVar
 
 from ..core.events import AnyEvent
-from ..core.runs import Usage
+from ..core.messages import Message
+from ..core.results import SuspendTicket, ToolCallStatus
+from ..core.runs import RunStatus, Usage
 
 T = TypeVar("T")
 
@@ -100,14 +102,63 @@ class ResultShape(RunState):
 
 
 class NodeShape(TypedDict):
-    """A run of a tree; in a snapshot it has its calls, and they their children."""
+    """A run of a tree."""
 
     run_id: str
     agent: str
     ns: list[str]
-    status: str
+    thread_id: str
+    task: str
+    model: str
+    status: RunStatus
+    termination: str
+    error: str | None
+    response: str | None
+    tail: str
+    """The end of its text."""
+    notes: list[str]
+    started_at: str | None
+    ended_at: str | None
+    steps: int
     usage: Usage
     total_usage: Usage
+    children: int
+
+
+class OpenMessageShape(TypedDict):
+    """What is there of an answer in progress; of its calls the JSON text of the arguments, by call id."""
+
+    id: str
+    text: str
+    reasoning: str
+    calls: dict[str, str]
+
+
+class CallShape(TypedDict):
+    """A call of a run in a snapshot, with the runs that it started."""
+
+    call_id: str
+    tool: str
+    status: ToolCallStatus
+    step: int
+    args: dict[str, Any]
+    result: str | None
+    output: str
+    error: str | None
+    is_task: bool
+    started_at: str | None
+    ended_at: str | None
+    ticket: SuspendTicket | None
+    starting: list[str]
+    children: list[TreeShape]
+
+
+class TreeShape(NodeShape):
+    """A run of a snapshot, with its calls and messages."""
+
+    calls: list[CallShape]
+    messages: list[Message]
+    open_message: OpenMessageShape | None
 
 
 class ChildShape(NodeShape):
@@ -124,7 +175,7 @@ class QuestionShape(TypedDict):
     ns: list[str]
     tool: str
     args: dict[str, Any]
-    ticket: dict[str, Any]
+    ticket: SuspendTicket
     asked_at: str | None
 
 
@@ -161,7 +212,7 @@ class WrittenFile(TypedDict):
 
 class SnapshotShape(TypedDict):
     seq: int
-    run: NodeShape | None
+    run: TreeShape | None
     questions: list[QuestionShape]
     tasks: list[TaskShape]
     status: str
