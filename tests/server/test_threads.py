@@ -277,6 +277,24 @@ async def test_changes_of_the_list_are_sent(url: str) -> None:
             assert refused["error"]["code"] == "invalid"
 
 
+async def test_a_thread_is_listed_once_its_run_has_begun(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server owns the thread before it stores the run: lists and changes do not show it meanwhile."""
+    runtime, seen = Runtime.open(url, agents=[speaker("hi")]), list[tuple[str, str]]()
+    create = runtime.store.create_thread
+
+    async def create_and_look(record: ThreadRecord, **options: Any) -> bool:
+        created = await create(record, **options)
+        seen.extend([(thread.thread_id, thread.status) for thread in await runtime.threads()])
+        return created
+
+    monkeypatch.setattr(runtime.store, "create_thread", create_and_look)
+    async with serving(runtime) as site:
+        await site.post("/api/v1/threads", {"thread_id": "empty"})
+        await site.start("speaker", "go", thread_id="t1")
+        assert seen == [("empty", "idle")] * 2
+        assert sorted(thread[:2] for thread in await listed(site)) == [("empty", ""), ("t1", "go")]
+
+
 async def test_changes_of_the_list_are_those_of_the_user(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     runtime = Runtime.open(url, agents=[speaker("hi")])

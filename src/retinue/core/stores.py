@@ -282,8 +282,11 @@ class Store(Protocol):
         """Set the title of a thread; return False if there is none."""
         ...
 
-    async def create_thread(self, record: ThreadRecord) -> bool:
-        """Store a new thread; return False, and change nothing, if there is one."""
+    async def create_thread(self, record: ThreadRecord, *, is_listed: bool = True) -> bool:
+        """Store a new thread; return False, and change nothing, if there is one.
+
+        Without `is_listed` the thread is in no list until a root run begins on it.
+        """
         ...
 
     async def delete_thread(self, thread_id: str) -> bool:

@@ -160,7 +160,7 @@ class Service:
         """Hold a thread while a run of an agent on it is started, if the user may work on the files of the agent.
 
         A new thread belongs to the user from now on: if two users start one at the same moment, the store decides. It is
-        removed again if the start fails. `is_ours`: the id is one we made.
+        listed once its run has begun, and removed again if the start fails. `is_ours`: the id is one we made.
         """
         await self._check_files(user, agent)
         store, created = self.runtime.store, False
@@ -168,7 +168,8 @@ class Service:
         if thread_id is not None and known is None:
             if not is_ours:
                 check_chosen(thread_id)
-            created = await store.create_thread(ThreadRecord(thread_id=thread_id, user_id=user.id))
+            record = ThreadRecord(thread_id=thread_id, user_id=user.id)
+            created = await store.create_thread(record, is_listed=False)
             known = (user.id,) if created else await store.user_of_thread(thread_id)
         if thread_id is not None and (known is None or not owns(user, known[0])):
             raise not_found("thread")

@@ -233,19 +233,20 @@ class SqlStore:
     async def name_thread(self, thread_id: str, title: str) -> bool:
         return await self.database.write(name_write(thread_id, title), thread_id, threads=[thread_id])
 
-    async def create_thread(self, record: ThreadRecord) -> bool:
+    async def create_thread(self, record: ThreadRecord, *, is_listed: bool = True) -> bool:
         with self._reported(f"thread {record.thread_id!r} cannot be stored"):
             write = thread_write(ThreadUpdate(record))
-        title = title_of(record.messages)
+        title, at = title_of(record.messages), "wall_seconds()" if is_listed else "NULL"
 
         def create(link: Link) -> bool:
             made = link.run(
                 "INSERT INTO threads (thread_id, user_id, title, search, made_at, changed_at) "
-                "VALUES (?, ?, NULLIF(?, ''), NULLIF(?, ''), wall_seconds(), wall_seconds()) "
+                f"VALUES (?, ?, NULLIF(?, ''), NULLIF(?, ''), {at}, wall_seconds()) "
                 "ON CONFLICT (thread_id) DO NOTHING RETURNING thread_id",
                 *(record.thread_id, record.user_id, title, title.casefold()),
             )
-            link.notify(f"{THREADS}{record.user_id or ''}")
+            if is_listed:
+                link.notify(f"{THREADS}{record.user_id or ''}")
             if made:
                 write(link)
             return bool(made)

@@ -155,10 +155,12 @@ class MemoryStore:
         self._titles[thread_id] = title
         return True
 
-    async def create_thread(self, record: ThreadRecord) -> bool:
+    async def create_thread(self, record: ThreadRecord, *, is_listed: bool = True) -> bool:
         if await self.user_of_thread(record.thread_id) is not None:
             return False
-        self._threads[record.thread_id], self._made[record.thread_id] = record, time.time()
+        self._threads[record.thread_id] = record
+        if is_listed:
+            self._made[record.thread_id] = time.time()
         if title := title_of(record.messages):
             self._titles[record.thread_id] = title
         return True

@@ -129,6 +129,11 @@ class StoreSuite(Suite[S]):
         assert await other.list_threads("u1", before=place) == []
         assert await other.user_of_thread("made") == ("u1",)
         assert await other.user_of_thread("nope") is None
+        assert await store.create_thread(stored_thread("for a run", ""), is_listed=False)
+        assert await other.user_of_thread("for a run") == ("u1",)
+        assert await other.list_threads("u1") == await other.list_threads("u1", changed_after=0.0) == listed
+        await store.save_run(stored_run("r1", thread_id="for a run"))
+        assert {thread.thread_id for thread in await other.list_threads("u1")} == {"made", "for a run"}
         assert await store.delete_thread("made")
         assert not await store.delete_thread("made")
         assert await other.load_thread("made") is None
