@@ -290,8 +290,9 @@ async def test_a_thread_is_listed_once_its_run_has_begun(url: str, monkeypatch: 
     monkeypatch.setattr(runtime.store, "create_thread", create_and_look)
     async with serving(runtime) as site:
         await site.post("/api/v1/threads", {"thread_id": "empty"})
-        await site.start("speaker", "go", thread_id="t1")
+        run_id = (await site.start("speaker", "go", thread_id="t1"))["run_id"]
         assert seen == [("empty", "idle")] * 2
+        await site.result(run_id)
         assert sorted(thread[:2] for thread in await listed(site)) == [("empty", ""), ("t1", "go")]
 
 

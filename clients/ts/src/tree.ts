@@ -79,7 +79,7 @@ export interface RunNode {
   readonly error: string | null;
   readonly response: string | null;
   readonly notes: readonly string[];
-  /** Times are in milliseconds since 1970. */
+  /** Times are in milliseconds since 1970, with fractions: questions stand in the order of these times. */
   readonly startedAt: number | null;
   readonly endedAt: number | null;
   readonly steps: number;
@@ -139,9 +139,12 @@ export function textOf(message: Message): string {
   return texts.join("");
 }
 
-/** Return milliseconds of seconds since 1970, cut as those of an ISO time are. */
-const millis = (at: number): number => Math.floor(Math.round(at * 1e6) / 1e3);
-const parsed = (iso: string | null): number | null => (iso === null ? null : Date.parse(iso));
+/** Return milliseconds of seconds since 1970, to the microsecond, as the ISO times of a snapshot are. */
+const millis = (at: number): number => Math.round(at * 1e6) / 1e3;
+const parsed = (iso: string | null): number | null =>
+  iso === null
+    ? null
+    : (Date.parse(`${iso.slice(0, 23)}Z`) * 1e3 + Number(iso.slice(23, 26))) / 1e3;
 
 // --- one event, or many
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from math import floor
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -158,11 +159,14 @@ def as_input(given: RunInput) -> str | list[Message]:
     return given if isinstance(given, str) else [message.as_message() for message in given]
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 def iso(at: float | datetime | None) -> str | None:
-    """Return a time as JSON has it: ISO 8601, UTC."""
+    """Return a time as JSON has it: ISO 8601, UTC. `clients/ts` rounds to microseconds in the same way."""
     if at is None:
         return None
-    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
+    when = at if isinstance(at, datetime) else _EPOCH + timedelta(microseconds=floor(at * 1e6 + 0.5))
     return when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
