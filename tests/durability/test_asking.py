@@ -30,7 +30,7 @@ from retinue import (
 )
 from retinue.core.events import Event, RunFinished, TaskUpdated
 from retinue.core.stores import Wish
-from retinue.errors import RunElsewhere
+from retinue.errors import RunElsewhere, StoreError
 from retinue.loop.tickets import encode_decisions
 from retinue.runtime.live import LiveRun
 from retinue.tasks import TaskStatus
@@ -510,6 +510,82 @@ async def test_a_cancel_is_carried_out_by_the_next_owner(desk: Desk, monkeypatch
         assert (result.status, result.error) == (RunStatus.CANCELLED, "enough")
         assert await desk.task_ended(next_one, run_id) == TaskStatus.CANCELLED
     assert desk.done == []
+
+
+async def left_at_work(desk: Desk) -> str:
+    """Start a run whose task works, and leave both to another process; return the id of the run."""
+    async with desk.open() as first:
+        run_id = (await start(first, "wait ann")).run_id
+        await until((desk.folder / "waits").exists)
+        await first.close(grace=0)
+    return run_id
+
+
+async def test_a_task_that_is_cancelled_before_its_child_goes_on_ends_as_cancelled(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, has_come = await left_at_work(desk), asyncio.Event()
+    async with desk.open(recover=False) as second:
+
+        async def hold_thread(*args: Any) -> Any:  # the child continues, and takes its conversation first
+            has_come.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(second.store, "hold_thread", hold_thread)
+            assert await second.load(run_id) is not None
+            await has_come.wait()
+            assert (await second.cancel(run_id, reason="enough", tasks=True)).status is RunStatus.CANCELLED
+        assert await desk.task_ended(second, run_id) == TaskStatus.CANCELLED
+        events = [event async for event in second.events(run_id)]
+    begun, ended = [{e.run_id for e in events if e.kind == kind} for kind in ("run_started", "run_finished")]
+    assert begun == ended
+    assert desk.done == []
+
+
+async def test_a_child_that_cannot_go_on_ends_with_its_task(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = await left_at_work(desk)
+    async with desk.open(recover=False) as second:
+
+        async def hold_thread(*args: Any) -> Any:
+            raise StoreError("the store", "it was restarted")
+
+        monkeypatch.setattr(second.store, "hold_thread", hold_thread)
+        assert await second.load(run_id) is not None
+        assert await desk.task_ended(second, run_id) == TaskStatus.FAILED
+        assert (await second.resume(run_id, {"p-ann": Decision.resume("yes")})).status is RunStatus.COMPLETED
+        events = [event async for event in second.events(run_id)]
+    [end] = [e for e in events if isinstance(e, RunFinished) and e.run_id != run_id]
+    assert (end.status, end.error) == (RunStatus.FAILED, "the store: it was restarted")
+
+
+async def test_a_run_that_is_cancelled_while_it_finds_its_tasks_again_ends_as_cancelled(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(idempotent=True)
+    async def wait() -> None:
+        """Wait for good."""
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    has_begun, has_come = asyncio.Event(), asyncio.Event()
+    lead = HarnessAgent("lead", ScriptedModel([call("wait")]), tools=[wait], workspace=desk.folder)
+    async with Runtime.open(desk.url, [lead]) as first:
+        run_id = first.stream("lead", "wait").run_id
+        await has_begun.wait()
+        await first.close(grace=0)
+
+    async def resume_tasks(*args: Any) -> None:
+        has_come.set()
+        await asyncio.Event().wait()
+
+    async with Runtime.open(desk.url, [lead], recover=False) as second:
+        monkeypatch.setattr(HarnessAgent, "resume_tasks", resume_tasks)
+        assert await second.load(run_id) is not None
+        await has_come.wait()
+        result = await second.cancel(run_id, reason="enough")
+        assert (result.status, result.error) == (RunStatus.CANCELLED, "enough")
+        assert (await second.result(run_id)).status is RunStatus.CANCELLED
 
 
 async def released(runtime: Runtime, run_id: str) -> None:

@@ -18,15 +18,15 @@ from ..core.context import OUT_OF_TIME, TIMED_OUT
 from ..core.errors import ExecutionBackendError, LimitReached, RetinueError
 from ..core.events import ChildFinished, ChildStarted, MessagesSnapshot, Namespace, Sink
 from ..core.messages import Role
-from ..core.rows import Private
-from ..core.runs import RunResult
+from ..core.rows import Ending, Private
+from ..core.runs import RunResult, RunStatus
 from ..core.stores import RunRecord, Store, ThreadRecord, ThreadUpdate
 from ..log.owned import LiveLog
 from ..log.state import ChildRef, RunState
 from ..loop.budget import child_refusal, refuse_child, time_left
 from ..loop.execution import Blueprint, Execution, close_run, start_leg
 from ..loop.grants import widen_for_child
-from ..loop.run import begin_run, continue_tasks, execute_run, result_again, stopped
+from ..loop.run import begin_run, execute_run, result_again, stopped
 
 DESCRIPTION = 2_000
 """Characters of a child's task in the event of its start."""
@@ -249,9 +249,7 @@ class LocalBackend:
             start_leg(log, x.state)
         elif x.state.awaits_history:
             await self.append_history(x)
-        if log.is_resumed:
-            await continue_tasks(x)
-        result = await execute_run(x)
+        result = await execute_run(x, resumed=log.is_resumed)
         if request.keeps_thread or request.detached:
             await self._save(x, result)
         return result
@@ -376,9 +374,7 @@ class LocalBackend:
         try:
             with scope:
                 return await work
-            if x.result is None:
-                raise asyncio.CancelledError
-            return x.result  # only the child was aborted, not the call
+            return _give_up(x)  # only the child was aborted, not the call
         finally:
             given.forget(pass_on)
             del self._scopes[x.run_id]
@@ -404,14 +400,18 @@ class LocalBackend:
             with given.calling(stop):
                 grace = None if seconds is None else GRACE
                 end = await supervise(task, deadline=seconds, grace=grace, stop=end_late)
+            if end.has_no_outcome:
+                return _give_up(x)
+            if end.error is not None and x.state.leg:  # it has begun, and failed before its loop
+                _give_up(x, Ending(RunStatus.FAILED, "error", str(end.error)))
+            return end.result()
         except asyncio.CancelledError:
-            if not (x.state.leg or x.log.lost):  # it was cancelled before it started, with its call
+            if not x.log.lost:  # it may have been cancelled before it began, with its call
                 _give_up(x)
             raise
         finally:
             del self._tasks[run_id]
             self.leave(x)
-        return _give_up(x) if end.has_no_outcome else end.result()
 
 
 async def hold_thread(request: RunRequest, log: LiveLog) -> None:
@@ -501,12 +501,14 @@ def _time_left(x: Execution) -> tuple[float, str] | None:
     return None if timeout is None else (timeout, TIMED_OUT)
 
 
-def _give_up(x: Execution) -> RunResult:
-    """End a child that does not stop, or did not start, with all runs under it; return its result."""
+def _give_up(x: Execution, ending: Ending | None = None) -> RunResult:
+    """End a child whose work has no result, with all runs under it; return the child's result. By default it was stopped.
+
+    The child must be registered: a run that is unknown here is closed without its execution."""
     if x.result is None:
         if x.state.leg == 0:
             begin_run(x, None)
-        close_run(x.log, x.state, stopped(x))
+        close_run(x.log, x.state, ending or stopped(x))
     assert x.result is not None
     return x.result
 

@@ -330,11 +330,19 @@ def result_again(x: Execution) -> RunResult:
     return result_of(x.log, state, ending, state.response(), x.store, output)
 
 
-async def execute_run(x: Execution, at_time_limit: Callable[[], object] | None = None) -> RunResult:
+async def execute_run(
+    x: Execution, at_time_limit: Callable[[], object] | None = None, *, resumed: bool = False
+) -> RunResult:
     """Run the loop and return a result, also if it fails; only an Escape comes out as an exception.
 
-    `at_time_limit` is called when a limit on time is reached; it must stop the work in progress.
+    `at_time_limit` is called when a limit on time is reached; it must stop the work in progress. With `resumed`, continue
+    the background tasks that the run had in an earlier process first.
     """
+    if resumed:
+        try:
+            await continue_tasks(x)
+        except asyncio.CancelledError:
+            return _stop_cancelled(x)
     left = time_left(x.log.tree, x.state, x.now()) if at_time_limit is not None and x.is_limited else None
     if left is None or at_time_limit is None:
         return await _execute(x)
@@ -353,10 +361,7 @@ async def _execute(x: Execution) -> RunResult:
             await run_phase(x, "run_end", x.own_messages())
         return x.finish(ending)
     except asyncio.CancelledError:
-        if x.is_over or x.log.lost:  # its end is in the log already, or another process owns the log
-            raise
-        x.cancellation.set("cancelled")
-        return stop_run(x)
+        return _stop_cancelled(x)
     except Escape as exc:
         close_calls(x.log, x.state)
         if not x.is_over:
@@ -368,6 +373,14 @@ async def _execute(x: Execution) -> RunResult:
         if x.is_over or is_closing(exc):
             raise
         return await _fail(x, exc)
+
+
+def _stop_cancelled(x: Execution) -> RunResult:
+    """End a run whose work has just raised CancelledError; raise it on if the run cannot be ended here."""
+    if x.is_over or x.log.lost:  # its end is in the log already, or another process owns the log
+        raise
+    x.cancellation.set("cancelled")
+    return stop_run(x)
 
 
 def stop_run(x: Execution) -> RunResult:

@@ -227,11 +227,11 @@ class LiveRun:
             if self.writer is not None:
                 self.writer.stop(exc)
 
-    def _execute(self, x: Execution) -> Coroutine[Any, Any, RunResult]:
+    def _execute(self, x: Execution, *, resumed: bool = False) -> Coroutine[Any, Any, RunResult]:
         """Run the agent or, if the run is a placed call, make that call."""
         if (call := self.request.call) is not None:
             return execute_call(x, call, self.home.registry.agents.get(x.identity.agent, x.agent))
-        return execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)))
+        return execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)), resumed=resumed)
 
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
@@ -243,9 +243,7 @@ class LiveRun:
         except RetinueError as exc:
             return await self._fail(f"it cannot be continued: {exc}")
         self._is_begun = True
-        if self.log.is_resumed:
-            await continue_tasks(x)
-        return await self._execute(x)
+        return await self._execute(x, resumed=self.log.is_resumed)
 
     async def _open(self) -> Execution:
         """Set up a run that has a state, so that the loop can continue it."""
