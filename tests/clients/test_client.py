@@ -22,7 +22,7 @@ from ..effort import share
 from ..prefix.generate import make
 from ..prefix.scenes import SCENES
 from ..prefix.tape import undisturbed
-from ..server.agents import Gate
+from ..server.agents import Gate, speaker
 from ..server.serving import TOKEN, asking, listening, serving
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ async def test_the_tree_of_a_log_is_that_of_the_server(compiled: Path, tmp_path:
         (tmp_path / f"{number:03}.json").write_text(json.dumps(made))
     ran = await asyncio.to_thread(
         subprocess.run,
-        [NODE, "--test", "--test-reporter=tap", compiled / "test/tree.test.js"],
+        [NODE, "--test", "--test-reporter=tap", *(compiled / "test").glob("*.test.js")],
         env={"RECORDINGS": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -68,7 +68,8 @@ async def test_the_tree_of_a_log_is_that_of_the_server(compiled: Path, tmp_path:
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
 
 
-async def test_a_connection_gives_each_event_once_across_a_restart(compiled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["events", "socket"])
+async def test_a_connection_gives_each_event_once_across_a_restart(compiled: Path, tmp_path: Path, what: str) -> None:
     gate = Gate()
     with socket.create_server(("127.0.0.1", 0)) as spare:
         port = spare.getsockname()[1]
@@ -76,7 +77,7 @@ async def test_a_connection_gives_each_event_once_across_a_restart(compiled: Pat
         async with listening(create_app(runtime, auth=TOKEN), port) as address, asking(address, TOKEN) as site:
             run_id = (await site.start("gated"))["run_id"]
             program = compiled / "test/follow.js"
-            arguments = [program, address, TOKEN, run_id]
+            arguments = [program, address, TOKEN, run_id, what]
             process = await asyncio.create_subprocess_exec(NODE, *arguments, stdout=asyncio.subprocess.PIPE)
             assert process.stdout is not None
             gate.say("one ", "two ")
@@ -93,11 +94,36 @@ async def test_a_connection_gives_each_event_once_across_a_restart(compiled: Pat
     assert "".join(event["delta"] for event in events if event["kind"] == "text_delta") == "one two three"
 
 
-async def test_a_refused_connection_says_why(compiled: Path) -> None:
+async def follow(compiled: Path, *arguments: str) -> tuple[int | None, list[Any], str]:
+    """Run the program to its end; return its status, what it received and its errors."""
+    options: Any = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(NODE, compiled / "test/follow.js", *arguments, **options)
+    shown, problems = await process.communicate()
+    return process.returncode, [json.loads(line) for line in shown.splitlines()], problems.decode()
+
+
+@pytest.mark.parametrize("what", ["events", "socket"])
+async def test_a_refused_connection_says_why(compiled: Path, what: str) -> None:
     async with serving(Runtime([Gate().agent()])) as site:
-        program = compiled / "test/follow.js"
-        options: Any = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-        process = await asyncio.create_subprocess_exec(NODE, program, site.url, TOKEN, "no-run", **options)
-        _, said = await process.communicate()
-        assert process.returncode == 1
-        assert b"there is no such run" in said
+        status, _, problems = await follow(compiled, site.url, TOKEN, "no-run", what)
+        assert status == 1
+        assert "there is no such run" in problems
+        assert "status: 404" in problems
+
+
+@pytest.mark.parametrize("what", ["thread", "thread socket"])
+async def test_a_thread_has_its_logs_and_the_place_of_its_reader(compiled: Path, what: str) -> None:
+    async with serving(Runtime([speaker("one", "two")])) as site:
+        runs = [(await site.start("speaker", thread_id="t1"))["run_id"] for _ in range(1)]
+        await site.result(runs[0])
+        runs.append((await site.start("speaker", thread_id="t1"))["run_id"])
+        await site.result(runs[1])
+        _, found, problems = await follow(compiled, site.url, TOKEN, "t1", what)
+        assert problems == ""
+        expected = await site.all_events("/api/v1/threads/t1/events?until=idle")
+        assert found[:-1] == [{"id": event.id, **event.data} for event in expected]
+        assert found[-1] == {"status": "live", "cursor": expected[-1].id}
+        assert [one["log_id"] for one in found[:-1]] == [one["run_id"] for one in found[:-1]]
+        assert list(dict.fromkeys([one["log_id"] for one in found[:-1]])) == runs
+        rest = (await follow(compiled, site.url, TOKEN, "t1", what, str(expected[3].id)))[1]
+        assert rest == found[4:]

@@ -78,8 +78,61 @@ class Site:
                     yield Received(fields.get("id"), fields["event"], json.loads(fields["data"]))
                     fields = {}
 
+    @asynccontextmanager
+    async def socket(self, path: str, **options: Any) -> AsyncIterator[Socket]:
+        async with self.session.ws_connect(path, **options) as socket:
+            yield Socket(socket)
+
+    async def refusal(self, path: str, **headers: str) -> tuple[int, str]:
+        """Return the code and the reason with which the server closes a WebSocket at once."""
+        async with self.session.ws_connect(path, headers=headers) as socket:
+            message = await socket.receive(30)
+            return message.data, message.extra or ""
+
     async def all_events(self, path: str, **headers: str) -> list[Received]:
         return [event async for event in self.events(path, **headers)]
+
+
+class Socket:
+    """A WebSocket, read object by object: a message may be an array of them."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._received: list[Any] = []
+        self.messages: list[Any] = []
+        """The messages as they came."""
+
+    async def next(self, seconds: float = 30.0) -> Any:
+        """Return the next object; raise StopAsyncIteration once the server has closed the socket."""
+        while not self._received:
+            message = await self._socket.receive(seconds)
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise StopAsyncIteration
+            self.messages.append(message.json())
+            self._received += self.messages[-1] if isinstance(self.messages[-1], list) else [self.messages[-1]]
+        return self._received.pop(0)
+
+    async def news(self) -> Any:
+        """Return the next object that is no sign of life and no `caught_up`."""
+        while not {"beat", "caught_up"}.isdisjoint(found := await self.next()):
+            pass
+        return found
+
+    async def all(self) -> list[Any]:
+        """Return all such objects until the server closes the socket."""
+        found: list[Any] = []
+        while True:
+            try:
+                found.append(await self.news())
+            except StopAsyncIteration:
+                return found
+
+    async def send(self, **body: Any) -> None:
+        await self._socket.send_json(body)
+
+    @property
+    def close_code(self) -> int | None:
+        return self._socket.close_code
 
 
 @asynccontextmanager

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from retinue import HarnessAgent, Runtime
 from retinue.errors import ConfigurationError, StoreError
 from retinue.models import ModelRequest
-from retinue.server import SCOPES, NoAuth, StoredTokens, TokenStore, create_app
+from retinue.server import SCOPES, NoAuth, StoredTokens, TokenStore, create_app, sockets
 from retinue.server.app import all_endpoints
 from retinue.server.http import Endpoint
 from retinue.storage.sql import SqlStore
@@ -118,13 +119,16 @@ async def attempt(site: Site, endpoint: Endpoint, names: dict[str, str], **heade
         return response.status, await response.json() if response.content_type == "application/json" else None
 
 
-async def knock(site: Site, path: str, **headers: str) -> tuple[int, Any]:
-    """Ask for a WebSocket; return the status and the body of the refusal."""
-    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
-    async with site.session.get(
-        path, headers={**upgrade, "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==", **headers}
-    ) as response:
-        return response.status, None if response.status == 101 else await response.json()
+async def knock(site: Site, path: str, **headers: str) -> tuple[int, str]:
+    """Ask for a WebSocket; return the status and the reason with which it is closed at once, 101 if it is not."""
+    async with site.session.ws_connect(path, headers=headers) as socket:
+        await socket.send_str("{")
+        message = await socket.receive(30)
+        return (
+            (101, "")
+            if message.type is aiohttp.WSMsgType.TEXT
+            else (message.data - sockets.REFUSED, message.extra or "")
+        )
 
 
 async def contents(runtime: Runtime) -> Any:

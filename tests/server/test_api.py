@@ -246,30 +246,16 @@ async def test_a_websocket_carries_the_same_events(url: str) -> None:
         run_id = (await site.start("speaker"))["run_id"]
         await site.result(run_id)
         events = [event.data for event in await site.all_events(f"{RUNS}/{run_id}/events")]
-        async with site.session.ws_connect(f"{RUNS}/{run_id}/events") as socket:
-            assert [message.json() async for message in socket] == events
-        async with site.session.ws_connect("/api/v1/events") as socket:
-            await socket.send_json({"subscribe": "x", "run_id": run_id, "after": len(events) - 1})
-            await socket.send_json({"subscribe": "y", "run_id": "nope"})
-            await socket.send_str("{")
-            got = [await socket.receive_json() for _ in range(4)]
+        async with site.socket(f"{RUNS}/{run_id}/events") as socket:
+            assert await socket.all() == events
+        async with site.socket("/api/v1/events") as socket:
+            await socket.send(subscribe="x", run_id=run_id, after=len(events) - 1)
+            await socket.send(subscribe="y", run_id="nope")
+            await socket.send()
+            got = [await socket.news() for _ in range(4)]
         assert {"subscription": "x", "id": str(len(events)), "event": events[-1]} in got
         assert {"subscription": "x", "ended": True} in got
         assert {one["error"]["code"] for one in got if "error" in one} == {"not_found", "invalid"}
-
-
-async def test_deltas_are_merged_for_a_reader_that_asks(url: str) -> None:
-    async with serving(Runtime.open(url, agents=[speaker(*"abcdef")])) as site:
-        run_id = (await site.start("speaker"))["run_id"]
-        await site.result(run_id)
-        events = await site.all_events(f"{RUNS}/{run_id}/events")
-        merged = await site.all_events(f"{RUNS}/{run_id}/events?merge=1")
-        texts = [event for event in merged if event.event == "text_delta"]
-        assert [event.data["delta"] for event in texts] == ["abcdef"]
-        assert texts[0].data["seq"] == max(e.data["seq"] for e in events if e.event == "text_delta")
-        assert [e.data for e in merged if e.event != "text_delta"] == [
-            e.data for e in events if e.event != "text_delta"
-        ]
 
 
 async def test_another_users_things_are_not_there(tmp_path: Path) -> None:

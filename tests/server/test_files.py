@@ -117,12 +117,12 @@ async def test_background_tasks_are_listed(tmp_path: Path, place: str) -> None:
         for path in ("events", "snapshot"):  # one meaning of ns everywhere
             same = await site.get(f"/api/v1/runs/{child_id}/{path}?ns=tools:spawn_1")
             assert same[:2] == (await site.get(f"/api/v1/runs/{child_id}/{path}"))[:2]
-        async with site.session.ws_connect(f"/api/v1/runs/{child_id}/events") as socket:
-            assert [message.json() async for message in socket] == [event.data for event in own]
-        async with site.session.ws_connect("/api/v1/events") as socket:
-            await socket.send_json({"subscribe": "x", "run_id": child_id})
-            assert [(await socket.receive_json())["event"] for _ in own] == [event.data for event in own]
-            assert (await socket.receive_json())["ended"]
+        async with site.socket(f"/api/v1/runs/{child_id}/events") as socket:
+            assert await socket.all() == [event.data for event in own]
+        async with site.socket("/api/v1/events") as socket:
+            await socket.send(subscribe="x", run_id=child_id)
+            assert [(await socket.news())["event"] for _ in own] == [event.data for event in own]
+            assert (await socket.news())["ended"]
         assert (await site.get("/api/v1/tasks?status=failed")).body["items"] == []
 
 

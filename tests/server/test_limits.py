@@ -120,8 +120,7 @@ async def test_the_streams_of_a_server() -> None:
         async with site.session.ws_connect(path) as socket:
             await socket.receive_json()
             assert (await site.get(path)).body["code"] == "too_many_streams"
-            async with site.session.get("/api/v1/events", headers=UPGRADE) as refused:
-                assert (refused.status, (await refused.json())["code"]) == (429, "too_many_streams")
+            assert (await site.refusal("/api/v1/events"))[0] == 4429
             async with site.session.head(path) as head:
                 assert head.status == 429
         await until(lambda: inside.open_streams(site.service.limits) == {"local": 1})
@@ -131,14 +130,6 @@ async def test_the_streams_of_a_server() -> None:
         await until(lambda: not inside.open_streams(site.service.limits))
         gate.say(None)
         assert (await site.all_events(path))[-1].event == "run_finished"
-
-
-UPGRADE = {
-    "connection": "upgrade",
-    "upgrade": "websocket",
-    "sec-websocket-version": "13",
-    "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==",
-}
 
 
 async def test_the_size_of_a_request() -> None:

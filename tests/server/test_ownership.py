@@ -162,13 +162,12 @@ async def test_a_reader_at_the_end_of_a_run_gets_the_next_one_while_a_task_works
         again = site.events(f"{THREADS}/t1/events?kinds=run_started,text_delta", **{"Last-Event-ID": end.id or ""})
         gate.say("working")
         tail = await anext(again)
-        assert (tail.id, tail.data["agent"]) == (None, "worker")
+        assert (tail.id, tail.data["agent"], tail.data["log_id"]) == (f"{first}:{tail.data['seq']}", "worker", first)
         second = (await site.start("lead", "second", thread_id="t1"))["run_id"]
         started = await anext(again)
         while started.data["agent"] == "worker":
-            assert started.id is None
-            started = await anext(again)
-        assert (started.data["run_id"], started.id) == (second, f"{second}:1")
+            tail, started = started, await anext(again)
+        assert (started.data["run_id"], started.id) == (second, f"{second}:1;{first}:{tail.data['seq']}")
         gate.say(None)
         await again.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 

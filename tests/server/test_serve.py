@@ -174,30 +174,19 @@ async def test_a_server_without_tokens_knows_its_own_pages_only() -> None:
         assert (await server.site.post(RUNS, run, headers=evil)).body["code"] == "wrong_origin"
         async with server.site.session.ws_connect("/api/v1/events") as socket:
             await socket.close()
-        async with server.site.session.get("/api/v1/events", headers={**evil, **UPGRADE}) as response:
-            assert response.status == 403
+        assert (await server.site.refusal("/api/v1/events", **evil))[0] == 4403
         renamed = await server.site.get(RUNS, headers={"host": "evil.example"})
         assert (renamed.status, renamed.body["code"]) == (421, "wrong_host")
-        async with server.site.session.get("/api/v1/events", headers={"host": "evil.example", **UPGRADE}) as response:
-            assert response.status == 421
+        assert (await server.site.refusal("/api/v1/events", host="evil.example"))[0] == 4421
 
 
 async def test_a_refused_socket_is_not_an_error_of_the_server() -> None:
     async with served(AGENTS) as server, as_user(server, None) as nobody:
         for path in ("/api/v1/events", f"{RUNS}/none/events"):
-            async with nobody.session.get(path, headers=UPGRADE) as response:
-                assert response.status == 401
+            assert (await nobody.refusal(path))[0] == 4401
         await server.end()
         log = await server.errors()
     assert "ASGI" not in log
-
-
-UPGRADE = {
-    "connection": "upgrade",
-    "upgrade": "websocket",
-    "sec-websocket-version": "13",
-    "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==",
-}
 
 
 async def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from retinue.server.http import headers_of
 
 from .. import inside
 from .agents import Gate, speaker
-from .serving import asking, listening, serving
+from .serving import Socket, asking, listening, serving
 
 RUNS, MANY = "/api/v1/runs", "/api/v1/events"
 
@@ -26,63 +26,63 @@ RUNS, MANY = "/api/v1/runs", "/api/v1/events"
 async def test_a_name_is_used_again_and_its_new_subscription_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     inside.allow_subscriptions(monkeypatch, 2)
     gate = Gate()
-    async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
+    async with serving(Runtime([gate.agent()])) as site, site.socket(MANY) as socket:
         run_id = (await site.start("gated"))["run_id"]
         follow = {"run_id": run_id, "kinds": "text_delta"}
         gate.say("one")
-        await socket.send_json({"subscribe": "x", **follow})
-        got = await socket.receive_json()
+        await socket.send(**{"subscribe": "x", **follow})
+        got = await socket.news()
         for _ in range(3):
-            await socket.send_json({"unsubscribe": "x", "subscribe": "x", **follow})
-            assert await socket.receive_json() == got
+            await socket.send(**{"unsubscribe": "x", "subscribe": "x", **follow})
+            assert await socket.news() == got
         assert (got["subscription"], got["event"]["delta"]) == ("x", "one")
         codes: list[str] = []
         for name in ("x", "y", "z"):
-            await socket.send_json({"subscribe": name, **follow, "after": got["id"]})
+            await socket.send(**{"subscribe": name, **follow, "after": got["id"]})
             if name != "y":
-                codes.append((await socket.receive_json())["error"]["code"])
+                codes.append((await socket.news())["error"]["code"])
         assert codes == ["in_use", "too_many"]
-        await socket.send_json({"unsubscribe": "x"})
-        for text in ("{", "{}"):
-            await socket.send_str(text)
-            assert (await socket.receive_json())["error"]["code"] == "invalid"
+        await socket.send(unsubscribe="x")
+        for fields in ({}, {"fly": 1}):
+            await socket.send(**fields)
+            assert (await socket.news())["error"]["code"] == "invalid"
         gate.say("two", None)
-        rest = [await socket.receive_json() for _ in range(2)]
+        rest = [await socket.news() for _ in range(2)]
         assert [one["subscription"] for one in rest] == ["y", "y"]
         assert (rest[0]["event"]["delta"], rest[1]["ended"]) == ("two", True)
 
 
 async def test_the_subscription_of_a_thread_is_resumed_by_its_ids() -> None:
-    async with serving(Runtime([speaker("a", "b")])) as site, site.session.ws_connect(MANY) as socket:
+    async with serving(Runtime([speaker("a", "b")])) as site, site.socket(MANY) as socket:
         for _ in range(2):
             await site.result((await site.start("speaker", thread_id="t1"))["run_id"])
         ids = [event.id for event in await site.all_events("/api/v1/threads/t1/events?until=idle")]
         follow = {"thread_id": "t1", "until": "idle"}
-        await socket.send_json({"subscribe": "x", **follow})
-        got = [await socket.receive_json() for _ in ids]
+        await socket.send(**{"subscribe": "x", **follow})
+        got = [await socket.news() for _ in ids]
         assert [one["id"] for one in got] == ids
-        assert (await socket.receive_json())["ended"]
-        await socket.send_json({"subscribe": "x", **follow, "after": ids[2]})
-        assert [(await socket.receive_json())["id"] for _ in ids[3:]] == ids[3:]
+        assert (await socket.news())["ended"]
+        await socket.send(**{"subscribe": "x", **follow, "after": ids[2]})
+        assert [(await socket.news())["id"] for _ in ids[3:]] == ids[3:]
 
 
 async def test_a_socket_has_one_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     async with serving(Runtime([gate.agent()])) as site:
         run_id = (await site.start("gated"))["run_id"]
-        async with site.session.ws_connect(MANY) as socket:
+        async with site.socket(MANY) as socket:
             for name in ("x", "y"):
-                await socket.send_json({"subscribe": name, "run_id": run_id, "kinds": "text_delta"})
+                await socket.send(subscribe=name, run_id=run_id, kinds="text_delta")
             gate.say("one")
-            assert {(await socket.receive_json())["subscription"] for _ in range(2)} == {"x", "y"}
+            assert {(await socket.news())["subscription"] for _ in range(2)} == {"x", "y"}
             site.service.feeds.wake_all()
-            await socket.send_str("{")
-            assert (await socket.receive_json())["error"]
+            await socket.send()
+            assert (await socket.news())["error"]
             gate.say("two")
-            assert {(await socket.receive_json()).get("subscription") for _ in range(2)} == {"x", "y"}
+            assert {(await socket.news()).get("subscription") for _ in range(2)} == {"x", "y"}
         inside.beat_every(monkeypatch, 0.0)
-        async with site.session.ws_connect(MANY) as socket:
-            assert [await socket.receive_json() for _ in range(2)] == [{"beat": True}] * 2
+        async with site.socket(MANY) as socket:
+            assert [await socket.next() for _ in range(2)] == [{"beat": True}] * 2
         gate.say(None)
 
 
@@ -102,14 +102,13 @@ async def test_a_revoked_token_ends_open_sockets(monkeypatch: pytest.MonkeyPatch
     async with serving(Runtime([gate.agent()]), auth=auth) as site:
         run = await site.start("gated")
         paths = (f"{RUNS}/{run['run_id']}/events", f"/api/v1/threads/{run['thread_id']}/events", MANY)
-        opened = [await site.session.ws_connect(path) for path in paths]
-        await opened[-1].send_json({"subscribe": "x", "run_id": run["run_id"]})
+        opened = [Socket(await site.session.ws_connect(path)) for path in paths]
+        await opened[-1].send(subscribe="x", run_id=run["run_id"])
         for socket in opened:
-            assert await socket.receive_json()
+            assert await socket.news()
         auth.user = left
         for socket in opened:
-            async for _ in socket:
-                pass
+            await socket.all()
             assert socket.close_code == sockets.FORBIDDEN
         gate.say(None)
 
@@ -119,14 +118,16 @@ async def test_a_server_that_ends_closes_a_socket_of_many_once() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     async with serving(Runtime([gate.agent()])) as site:
         run_id = (await site.start("gated"))["run_id"]
-        async with site.session.ws_connect(MANY) as socket:
+        async with site.socket(MANY) as socket:
             for name in ("x", "y", "z"):
-                await socket.send_json({"subscribe": name, "run_id": run_id, "kinds": "text_delta"})
+                await socket.send(subscribe=name, run_id=run_id, kinds="text_delta")
             gate.say("one")
             for _ in range(3):
-                await socket.receive_json()
+                await socket.news()
             site.service.close()
-            assert (await socket.receive()).data == sockets.RESTART
+            with pytest.raises(StopAsyncIteration):
+                await socket.news()
+            assert socket.close_code == sockets.RESTART
         gate.say(None)
     gc.collect()
     assert problems == []
@@ -190,19 +191,19 @@ async def test_a_client_that_leaves_while_a_send_waits_is_no_error(path: str, ca
 
 async def test_the_fields_of_a_subscription_are_bounded() -> None:
     gate = Gate()
-    async with serving(Runtime([gate.agent()])) as site, site.session.ws_connect(MANY) as socket:
+    async with serving(Runtime([gate.agent()])) as site, site.socket(MANY) as socket:
         run_id = (await site.start("gated"))["run_id"]
         for name in ("subscribe", "unsubscribe"):
-            await socket.send_json({name: "x" * 201, "run_id": run_id})
-            answer = await socket.receive_json()
+            await socket.send(**{name: "x" * 201, "run_id": run_id})
+            answer = await socket.news()
             assert (answer["subscription"], answer["error"]["code"]) == (None, "invalid")
             assert name in answer["error"]["detail"]
         for name in ("run_id", "thread_id", "after", "ns", "kinds"):
-            await socket.send_json({"subscribe": "x", name: "x" * 10_001})
-            assert (await socket.receive_json())["error"]["code"] == "invalid"
-        await socket.send_json({"subscribe": "x" * 200, "run_id": run_id})
+            await socket.send(**{"subscribe": "x", name: "x" * 10_001})
+            assert (await socket.news())["error"]["code"] == "invalid"
+        await socket.send(subscribe="x" * 200, run_id=run_id)
         gate.say("one")
-        assert (await socket.receive_json())["subscription"] == "x" * 200
+        assert (await socket.news())["subscription"] == "x" * 200
         gate.say(None)
 
 
@@ -213,8 +214,8 @@ def test_two_cookie_headers_are_one_list_of_cookies() -> None:
 
 
 async def test_a_message_that_is_no_request_names_the_fields_of_one() -> None:
-    async with serving(Runtime([speaker("hi")])) as site, site.session.ws_connect("/api/v1/events") as socket:
-        await socket.send_json({"subscribe": "a", "run": "x"})
-        detail = (await socket.receive_json())["error"]["detail"]
+    async with serving(Runtime([speaker("hi")])) as site, site.socket(MANY) as socket:
+        await socket.send(subscribe="a", run="x")
+        detail = (await socket.news())["error"]["detail"]
         assert detail.startswith("not a request: Object contains unknown field `run`; known here: after, ")
         assert ", run_id, subscribe, thread_id" in detail

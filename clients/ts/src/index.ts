@@ -3,11 +3,15 @@
 export type * from "./events.js";
 export {
   connect,
+  connectBatches,
   connectParts,
   ServerError,
+  type ConnectionStatus,
   type ConnectOptions,
   type StreamPart,
+  type ThreadEvent,
 } from "./connect.js";
+export { cursorOf, reduceThread, type Thread } from "./thread.js";
 export {
   addUsage,
   childrenOf,

@@ -141,6 +141,8 @@ class Fanout:
             reader: Reader | None = None
             try:
                 reader = self._reader = self.log.read(self.last)
+                if not reader.ready:
+                    self.wake()
                 while not reader.ended:
                     if events := await reader.take():
                         backoff.reset()

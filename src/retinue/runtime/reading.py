@@ -90,6 +90,12 @@ class StoredEvents:
         """Return whether the log has an event of this number, or a later one."""
         return await self.last() >= seq
 
+    async def is_settled(self, after: int) -> bool:
+        """Return whether the root run has ended or waits, and no event comes after a number."""
+        # In this order: what is appended after the result was read is not missed.
+        record = await self._runs.store.load_run(self.log_id)
+        return record is not None and record.result is not None and not await self.has_event(after + 1)
+
     async def last(self) -> int:
         """Return the number of the last event that is stored; 0 if there is none."""
         if self._runs.owner is None:

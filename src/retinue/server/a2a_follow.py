@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 
 from ..core.stores import RunRecord
 from ..wire.a2a import INTERRUPTED, Json, TaskProjection
+from .queries import EventsQuery
 from .service import Service
-from .streams import EventsQuery, ServerCloses, open_run
+from .streams import ServerCloses, open_run
 
 
 def project_of(record: RunRecord) -> TaskProjection:

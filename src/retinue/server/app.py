@@ -170,11 +170,11 @@ class KnownHosts:
         if scope["type"] == "http" or scope["type"] == "websocket":
             given = Headers(scope=scope).get("host", "").lower()
             if re.sub(r":\d+$", "", given) not in self._hosts:
-                refusal = error_response(ApiError(421, "wrong_host", "the server is not known by this name"))
+                refusal = ApiError(421, "wrong_host", "the server is not known by this name")
                 if scope["type"] == "http":
-                    await refusal(scope, receive, send)
+                    await error_response(refusal)(scope, receive, send)
                 else:
-                    await WebSocket(scope, receive, send).send_denial_response(refusal)
+                    await sockets.refuse(WebSocket(scope, receive, send), refusal)
                 return
         await self._app(scope, receive, send)
 

@@ -12,8 +12,8 @@ from ..core.stores import RunRecord
 from ..log.fanout import make_frame
 from ..runtime.reading import StoredEvents
 from .http import ApiError
+from .queries import EventsQuery, Filter, read_place, whole_or_subtree
 from .service import Service
-from .streams import EventsQuery, Filter, read_place, whole_or_subtree
 
 DEFAULT = 100
 AT_ONCE = 1000

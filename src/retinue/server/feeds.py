@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from ..core.concurrency import Jobs
@@ -22,34 +23,46 @@ BEAT = 5.0
 """Seconds between two signs of life on a stream."""
 
 
-def encode_frame(frame: Frame, name: str) -> bytes:
-    """Return an event as a server-sent event; without a name it has no id."""
-    shown = b"id: %b\n" % name.encode() if name else b""
-    return b"%bevent: %b\ndata: %b\n\n" % (shown, frame.event.kind.encode(), frame.data)
-
-
 class Batch(Struct, gc=False):
-    """Events to send together; none is a sign of life. The id of an event on the stream is `prefix` and its number.
+    """Events to send together. A batch without events tells that the reader has caught up, or is a sign of life.
 
     It is encoded once, because many readers of a feed may get the same one."""
 
     frames: list[Frame]
-    prefix: str = ""
-    ids: Literal["all", "last", "none"] = "all"
-    """An event without an id does not move the cursor of the reader."""
+    around: tuple[str, str] = ("", "")
+    """What comes before and after the number of an event in its id on the stream."""
+    ids: Literal["all", "last"] = "all"
+    """The events that have an id. One without an id does not move the cursor of the reader."""
+    log_id: str = ""
+    """On the stream of a thread, the log that has the events."""
+    caught_up: int | str | None = None
+    """The cursor of a reader that has caught up: everything that is stored was sent."""
     encoded: bytes = b""
 
-    def name_of(self, frame: Frame) -> str:
-        if not frame.seq or self.ids == "none" or (self.ids == "last" and frame is not self.frames[-1]):
+    def id_of(self, frame: Frame) -> str:
+        if not frame.seq or (self.ids == "last" and frame is not self.frames[-1]):
             return ""
-        return f"{self.prefix}{frame.seq}"
+        return f"{frame.seq}".join(self.around)
+
+    def data_of(self, frame: Frame, *, with_id: bool = False) -> bytes:
+        """Return the JSON of an event. On the stream of a thread it has its log and, if asked for, its id."""
+        if not self.log_id:
+            return frame.data
+        shown_id = b'"id":%b,' % msgspec.json.encode(self.id_of(frame)) if with_id and self.id_of(frame) else b""
+        return b'{%b"log_id":%b,%b' % (shown_id, msgspec.json.encode(self.log_id), frame.data[1:])
 
     def encode(self) -> bytes:
         """Return the events as server-sent events."""
         if not self.encoded:
-            shown = [encode_frame(frame, self.name_of(frame)) for frame in self.frames]
-            self.encoded = b"".join(shown) or b": still here\n\n"
+            self.encoded = b"".join([self._server_sent(frame) for frame in self.frames]) or b": still here\n\n"
+            if self.caught_up is not None:
+                self.encoded = f": caught_up {self.caught_up}\n\n".encode()
         return self.encoded
+
+    def _server_sent(self, frame: Frame) -> bytes:
+        name = self.id_of(frame)
+        shown = b"id: %b\n" % name.encode() if name else b""
+        return b"%bevent: %b\ndata: %b\n\n" % (shown, frame.event.kind.encode(), self.data_of(frame))
 
 
 class Feed:

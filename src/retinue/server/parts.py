@@ -21,8 +21,9 @@ from ..log.fanout import Frame
 from ..wire.parts import PartsProjection
 from .feeds import BEAT, Batch
 from .http import ApiError
+from .queries import EventsQuery, read_place
 from .service import Service
-from .streams import EventsQuery, log_batches, read_place
+from .streams import log_batches
 
 
 class PartsQuery(Struct, frozen=True):
@@ -95,8 +96,8 @@ async def _batches(reader: _Reader, source: AsyncGenerator[Batch]) -> AsyncItera
     async with aclosing(source) as batches:
         async for batch in batches:
             made = reader([frame for frame in batch.frames if frame.seq])
-            if made.encoded:
-                yield made
+            if made.encoded or batch.caught_up is not None:
+                yield made if made.encoded else batch
             elif now() - said < BEAT:
                 continue
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 import ssl
 from asyncio import Transport
@@ -153,11 +152,6 @@ def _reason(exc: Exception) -> str:
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether to log a message of uvicorn: it logs an error for every WebSocket that was refused with an answer."""
-    return record.msg != "ASGI callable returned without completing handshake."
-
-
 async def serve(
     app: Starlette,
     listener: socket.socket,
@@ -175,7 +169,6 @@ async def serve(
         server_header=False, timeout_graceful_shutdown=max(1, round(grace)),
         ssl_certfile=None if tls is None else tls.cert, ssl_keyfile=None if tls is None else tls.key,
     )  # fmt: skip
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
     server, service = _Server(config, on_ready), app.state.service
     assert isinstance(service, Service)
     async with until_stopped(server.serve([listener]), stop) as serving:

@@ -47,8 +47,9 @@ from ..wire.snapshot import SnapshotTree
 from .event_pages import event_page
 from .http import ApiError, Call, Endpoints, Page, check_scope, json_response, not_found
 from .parts import PartsQuery, open_parts
+from .queries import EventsQuery
 from .service import MOST_WAIT, Service
-from .streams import EventsQuery, EventStream, stream_run
+from .streams import EventStream, stream_run
 from .tasks import digest_of, find_started, run_id_of, start_once
 
 T = TypeVar("T")

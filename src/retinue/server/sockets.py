@@ -1,10 +1,14 @@
-"""Events over WebSocket: one run or thread on its own path, or many subscriptions on `/api/v1/events`."""
+"""Events over WebSocket: one run or thread on its own path, or many subscriptions on `/api/v1/events`.
+
+A message is a JSON object, or an array of such objects: events that are sent together. A refusal closes the socket with
+4000 and its HTTP status, because a page cannot read the answer to a handshake.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -29,17 +33,20 @@ from .http import (
     read_query,
     still_allowed,
 )
+from .queries import EventsQuery
 from .service import Service
 from .shape_errors import explain
-from .streams import EventsQuery, ServerCloses, open_run, open_thread
+from .streams import ServerCloses, open_run, open_thread
 from .thread_changes import thread_changes
 
-RESTART, GOING_WRONG, FORBIDDEN = 1012, 1011, 1008
+RESTART, GOING_WRONG, FORBIDDEN, REFUSED = 1012, 1011, 1008, 4000
 _CLOSING = RESTART, "connect again"
 _MOST_SUBSCRIPTIONS = 256
 THREADS = "threads"
 """The subscription that follows the list of threads, not one run or thread."""
 _BEAT = b'{"beat":true}'
+_MOST_REASON = 120
+"""Bytes of the reason with which a socket is closed."""
 _LEFT = (WebSocketDisconnect, OSError, RuntimeError)
 """The errors that a socket raises once the client has left, or it was closed here."""
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -96,7 +103,7 @@ async def _open(
     *,
     run_id: str | None = None,
     thread_id: str | None = None,
-) -> AsyncIterator[Batch]:
+) -> AsyncGenerator[Batch]:
     """Return the event stream of a run or a thread of the user."""
     if run_id is not None:
         return await open_run(service, await service.run_of(user, run_id), query, last)
@@ -118,7 +125,7 @@ async def _serve(
             stack.enter_context(service.limits.stream(user.id))
             works = await begin(socket, user)
         except Exception as exc:
-            await socket.send_denial_response(error_response(exc))
+            await refuse(socket, as_api_error(exc))
             return
         try:
             await socket.accept()
@@ -145,35 +152,46 @@ async def _until_revoked(service: Service, headers: Mapping[str, str], user: Use
     return FORBIDDEN, "the token is no longer valid"
 
 
+async def refuse(socket: WebSocket, error: ApiError) -> None:
+    """Close a socket with the reason of a refusal."""
+    with contextlib.suppress(*_LEFT):
+        await socket.accept()
+        await socket.close(REFUSED + error.status, _reason(error.detail))
+
+
+def _reason(detail: str) -> str:
+    """Return the start of a text, as long as the reason of a close may be."""
+    return detail.encode()[:_MOST_REASON].decode(errors="ignore")
+
+
 async def _until_left(socket: WebSocket) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
 
 
-async def _send_events(socket: WebSocket, batches: AsyncIterator[Batch]) -> End | None:
-    """Send the events of one run or thread: each message is a flat event."""
+async def _send_events(socket: WebSocket, batches: AsyncGenerator[Batch]) -> End | None:
+    """Send the events of one run or thread: each object is a flat event."""
     try:
-        async for batch in batches:
-            for frame in batch.frames:
-                await _send(socket, _with_id(batch.name_of(frame), frame))
-            if not batch.frames:
-                await _send(socket, _BEAT)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                if batch.frames:
+                    await _send(socket, _joined([batch.data_of(frame, with_id=True) for frame in batch.frames]))
+                elif batch.caught_up is not None:
+                    await _send(socket, msgspec.json.encode({"caught_up": batch.caught_up}))
+                else:
+                    await _send(socket, _BEAT)
         return 1000, ""
     except ServerCloses:
         return _CLOSING
     except WebSocketDisconnect:
         return None
     except Exception as exc:
-        return GOING_WRONG, as_api_error(exc).detail[:100]
-    finally:
-        await batches.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return GOING_WRONG, _reason(as_api_error(exc).detail)
 
 
-def _with_id(name: str, frame: Frame) -> bytes:
-    """Return a flat event; that of a thread has its id on the stream, too."""
-    if not name or ":" not in name:
-        return frame.data
-    return b'{"id":%b,%b' % (msgspec.json.encode(name), frame.data[1:])
+def _joined(shown: list[bytes]) -> bytes:
+    """Return JSON objects as one message."""
+    return shown[0] if len(shown) == 1 else b"[%b]" % b",".join(shown)
 
 
 async def _send(socket: WebSocket, data: bytes) -> None:
@@ -248,11 +266,13 @@ class Subscriptions:
                 problem = f"a subscription names either a run_id or a thread_id, or is called {THREADS!r}"
                 raise ApiError(422, "invalid", problem)
             names = {"run_id": request.run_id, "thread_id": request.thread_id}
-            opened: Any = await _open(self._service, self._user, request.query(), **names)
+            opened = await _open(self._service, self._user, request.query(), **names)
             async with contextlib.aclosing(opened):
                 async for batch in opened:
-                    for frame in batch.frames:
-                        await self._send(_named(name, batch.name_of(frame), frame))
+                    if batch.frames:
+                        await self._send(_joined([_named(name, batch, frame) for frame in batch.frames]))
+                    elif batch.caught_up is not None:
+                        await self._tell(name, caught_up=batch.caught_up)
             await self._tell(name, ended=True)
         except ServerCloses:
             return  # the socket is closed for all
@@ -277,7 +297,7 @@ class Subscriptions:
                 await _send(self._socket, data)
 
 
-def _named(name: str, place: str, frame: Frame) -> bytes:
+def _named(name: str, batch: Batch, frame: Frame) -> bytes:
     """Return an event of a subscription, with its id on the stream if it has one."""
-    shown = b'"id":%b,' % msgspec.json.encode(place) if place else b""
-    return b'{"subscription":%b,%b"event":%b}' % (msgspec.json.encode(name), shown, frame.data)
+    shown_id = b'"id":%b,' % msgspec.json.encode(batch.id_of(frame)) if batch.id_of(frame) else b""
+    return b'{"subscription":%b,%b"event":%b}' % (msgspec.json.encode(name), shown_id, batch.data_of(frame))

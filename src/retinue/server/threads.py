@@ -13,9 +13,10 @@ from ..core.stores import TITLE, ThreadRecord, ThreadSummary
 from ..wire.resources import CreateThread, PatchThread, message_json, page_json, thread_json
 from ..wire.shapes import Items, MessageShape, NewThread, OneThread, QuestionShape, ThreadShape, ThreadState
 from .http import ApiError, Call, Endpoints, Page
+from .queries import EventsQuery
 from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
 from .service import check_chosen
-from .streams import EventsQuery, EventStream, open_thread
+from .streams import EventStream, open_thread
 
 ThreadStatusName = Literal["idle", "waiting", "running", "queued", "failed", "completed"]
 _THREAD = "/api/v1/threads/{thread_id}"
