@@ -8,6 +8,7 @@ from .core.messages import (
     Message,
     Part,
     ReasoningPart,
+    ReceiptPart,
     Role,
     TextPart,
     ToolCall,
@@ -15,6 +16,6 @@ from .core.messages import (
 )
 
 __all__ = [
-    "DataPart", "FilePart", "ImagePart", "Message", "Part", "ReasoningPart", "Role", "TextPart", "ToolCall",
-    "Visibility",
+    "DataPart", "FilePart", "ImagePart", "Message", "Part", "ReasoningPart", "ReceiptPart", "Role", "TextPart",
+    "ToolCall", "Visibility",
 ]

@@ -2,6 +2,7 @@
 
 # fmt: off
 from .core.decisions import Decision
+from .core.receipts import Approval, Failure, Receipt
 from .core.results import ToolCallStatus
 from .core.runs import MAX_SPAWN_DEPTH, Limits, RunIdentity, RunResult, RunStatus, Usage
 from .log.state import CallState, LogState, RunState
@@ -10,6 +11,6 @@ from .runtime.run import ChildRun, RunHandle, TextStream
 from .runtime.runtime import RunOptions
 
 __all__ = [
-    "CallState", "ChildRun", "Decision", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Run", "RunHandle", "RunIdentity",
+    "Approval", "CallState", "ChildRun", "Decision", "Failure", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Receipt", "Run", "RunHandle", "RunIdentity",
     "RunOptions", "RunResult", "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
 ]

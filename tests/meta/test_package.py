@@ -28,7 +28,7 @@ ROOT_NAMES = """
 A2AAgent Agent Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunIdentity RunResult RunState RunStatus Runtime Usage
 CancellationToken ProgressStatus ResumeMode SuspendTicket Tool ToolCallStatus ToolContext ToolDescriptor
 ToolOutput ToolResult ToolStatus file_tools tool
-CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk TextChunk ToolCall TurnEnd
+CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk ReceiptPart TextChunk ToolCall TurnEnd
 MutationBatch PersistedState StateCommand StateKey StateStore UnknownKeyPolicy
 Block Compaction HookContext Permissions Plugin Registrar SetResult Suspend
 Event NullSink Sink Telemetry
@@ -44,7 +44,7 @@ __version__
 def test_the_names_at_the_root() -> None:
     """A name that few programs need belongs into a module of its topic."""
     assert retinue.__all__ == sorted(ROOT_NAMES.split())
-    assert len(retinue.__all__) <= 90
+    assert len(retinue.__all__) <= 92
 
 
 def test_every_module_at_the_top_is_a_topic() -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from retinue.core.events import ToolCallFinished
 from retinue.core.messages import Message, ToolCall
 from retinue.core.results import ToolCallStatus
+from retinue.log.receipts import receipt_of
 from retinue.log.state import LogState, RunState
 
 from .hooks import BEFORE, COUNT, HIDDEN, OWNER, THREAD, Bump
@@ -200,6 +201,8 @@ def same_end(whole: End, other: End, cut: Cut) -> None:
         if not cut.left and not _repeats(whole.world):
             assert again.total == run.total, label
             assert (again.total_steps, again.total_children) == (run.total_steps, run.total_children), label
+            if not cut.unknown:
+                assert bare(receipt_of(other.tree, again)) == bare(receipt_of(whole.tree, run)), label
     assert other.result.status == whole.result.status
     assert other.result.response == whole.result.response
     assert other.result.termination == whole.result.termination

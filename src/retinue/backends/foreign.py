@@ -33,6 +33,7 @@ from ..core.events import (
     TaskUpdated,
     TextDelta,
 )
+from ..core.receipts import Receipt, reported
 from ..core.rows import Ending, Private, StoredRequest
 from ..core.runs import REMOTE_KEY, Limits, RunResult, RunStatus
 from ..core.state import PersistedState
@@ -45,7 +46,7 @@ from ..loop.execution import Execution, result_of, start_leg
 from ..loop.grants import first_grant, widen_for_child
 from .capabilities import can_stop, left_alone, missing, refuse_wait
 from .local import LocalBackend, append_child_finished, check_child, held_thread, inherit, seconds_left
-from .mirror import Heard, Rest, append_event, close, give_up, has_rest, last_seen, streamed_text
+from .mirror import Heard, Rest, append_event, close, give_up, has_rest, host_of, last_seen, streamed_text
 from .outcome import answer_in, bare_result, outcome_of, typed
 
 MOST_WAITING = 10_000
@@ -112,7 +113,8 @@ class ForeignBackend:
             await widen_for_child(parent)
             check_child(parent, request)
         request.may_be_sent = ref is not None and state is None
-        child = ForeignRun(request, parent, self._local, self.backend, ref, state)
+        host = None if self._is_own else host_of(self.backend)
+        child = ForeignRun(request, parent, self._local, self.backend, ref, state, host)
         try:
             thread = None if self._is_own else await held_thread(self._local.store, request, parent.log)
             if state is None:
@@ -256,6 +258,7 @@ class ForeignBackend:
 
     async def follow_rest(self, agent: Agent, log: LiveLog, run: RunState) -> None:
         """Follow the background tasks that an ended run still has elsewhere; report them as failed if that is impossible."""
+        host = None if self._is_own else host_of(self.backend)
         if not hasattr(self.backend, "follow_rest"):
             await give_up(log, run)
             return close(log, run)
@@ -266,7 +269,7 @@ class ForeignBackend:
             cancellation=CancellationToken(),
             remote=run.values.get(REMOTE_KEY, {}),
         )
-        Rest(self.backend, self._local, log, run, await last_seen(log, run)).start(request)
+        Rest(self.backend, self._local, log, run, await last_seen(log, run), host).start(request)
 
     async def _save(self, child: ForeignRun, thread: ThreadRecord | None, result: RunResult) -> None:
         request, state, kept = child.request, child.state, None
@@ -302,8 +305,11 @@ class ForeignRun:
         backend: Backend,
         ref: ChildRef | None,
         state: RunState | None = None,
+        host: str | None = None,
     ) -> None:
         self.request, self.parent, self._local, self._backend, self.state = request, parent, local, backend, state
+        self._host = host
+        """Where its receipt comes from; None if from a worker of this runtime's store."""
         self._is_closed = False
         self._seen = request.seen
         self._has_text = request.seen > 0 or bool(request.streamed)
@@ -346,7 +352,7 @@ class ForeignRun:
         run, log = self.begin(), self.parent.log
         if run.status is not RunStatus.RUNNING:
             return
-        append_event(log, run, event, self._seen)
+        append_event(log, run, event, self._seen, self._host)
         self._seen = event.seq
         self._has_text = self._has_text or (isinstance(event, TextDelta) and not event.ns)
         self._may_have_tasks = self._may_have_tasks or isinstance(event, TaskUpdated)
@@ -386,6 +392,7 @@ class ForeignRun:
         tickets = tuple(asked) or run.tickets if result.status.is_waiting else ()
         result = replace(
             result,
+            receipt=self._receipt(result),
             usage=result.usage.at_least(run.total),  # its events may have said more
             suspended={"/".join(ticket.path): ticket for ticket in tickets},
         )
@@ -410,8 +417,14 @@ class ForeignRun:
         )
         append_child_finished(self.parent, run, result)
         if has_rest(self._backend, result) and not log.lost:
-            Rest(self._backend, self._local, log, run, self._seen).start(self.request)
+            Rest(self._backend, self._local, log, run, self._seen, self._host).start(self.request)
         return result
+
+    def _receipt(self, result: RunResult) -> Receipt:
+        """Return the receipt of the run: that of another worker here, or what a server says of it."""
+        if self._host is not None:
+            return reported(result.receipt, result.status.value, result.steps, self._host)
+        return result.receipt or Receipt(status=result.status.value, steps=result.steps)
 
     def close(self) -> None:
         """Ignore later callbacks from the backend, and give back what was reserved."""

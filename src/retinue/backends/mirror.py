@@ -17,6 +17,7 @@ from ..core.concurrency import GRACE, CancellationToken, Cause, join, supervise
 from ..core.context import OUT_OF_TIME
 from ..core.errors import ExecutionBackendError
 from ..core.events import DELTAS, Event, RunFinished, RunStarted, Sink, TaskUpdated, TextDelta
+from ..core.receipts import reported
 from ..core.rows import Private
 from ..core.runs import REMOTE_KEY, RunResult
 from ..log.owned import LiveLog
@@ -27,9 +28,16 @@ from .local import LocalBackend
 _log = logging.getLogger(__name__)
 
 
-def append_event(log: LiveLog, run: RunState, event: Event, seen: int) -> None:
+def host_of(backend: Backend) -> str:
+    """Return the name under which receipts show the origin of what a backend reports."""
+    return getattr(backend, "host", None) or type(backend).__name__
+
+
+def append_event(log: LiveLog, run: RunState, event: Event, seen: int, host: str | None) -> None:
     """Append an event of a run's log elsewhere; `seen` is the number of the last one copied. Starts and ends of the run
-    itself are only noted."""
+    itself are only noted. A receipt from a host is marked as its word."""
+    if host is not None and isinstance(event, RunFinished):
+        event = replace(event, receipt=reported(event.receipt, event.status.value, event.steps, host))
     if event.__class__ in DELTAS and event.seq != seen + 1:
         log.append_private(Private(kind="remote", run_id=run.run_id, remote=event.seq - 1))
     if not event.ns and isinstance(event, RunStarted | RunFinished):
@@ -85,8 +93,11 @@ class Rest:
     Invariant: it ends with the log elsewhere or, after a cancel or at the end of the tree's time, a grace period later:
     what is open then is given up. The time is stored, so the next owner keeps to it."""
 
-    def __init__(self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int) -> None:
+    def __init__(
+        self, backend: Backend, local: LocalBackend, log: LiveLog, run: RunState, seen: int, host: str | None
+    ) -> None:
         self._backend: Any = backend
+        self._host = host
         self._local, self._log, self._run, self._seen = local, log, run, seen
         self._token, self._key, self._is_over = CancellationToken(), f"rest of {run.run_id}", False
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +122,7 @@ class Rest:
 
     def _append(self, event: Event) -> None:
         if not self._is_over:
-            append_event(self._log, self._run, event, self._seen)
+            append_event(self._log, self._run, event, self._seen, self._host)
             self._seen = event.seq
 
     async def _cancel(self, reason: str) -> None:

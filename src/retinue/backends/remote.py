@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from ..core.backend import BackendProfile, RunRequest
 from ..core.concurrency import Backoff, CancellationToken, Cause, supervise, until_stopped
@@ -242,6 +243,11 @@ class RemoteBackend(ABC, Generic[C]):
 
     def profile(self) -> BackendProfile:
         return self.capabilities
+
+    @property
+    def host(self) -> str:
+        """The server, as receipts name it."""
+        return urlsplit(self.client.url).netloc.rpartition("@")[2] or self.client.url
 
     async def close(self) -> None:
         await self.client.close()

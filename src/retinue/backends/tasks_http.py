@@ -17,6 +17,7 @@ from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import ErrorRaised, Event, RunFinished, RunStarted
 from ..core.runs import Limits, RunResult, RunStatus
+from ..wire.resources import decisions_json
 from ..wire.task_protocol import (
     TASKS_PATH,
     RemoteTask,
@@ -57,7 +58,7 @@ class HttpTaskClient(HttpClient):
 
     async def resume(self, task_id: str, decisions: Mapping[str, Decision]) -> None:
         """Pass decisions on; raise DecisionRefused if the server refuses them. Idempotent for the same decisions."""
-        body = to_json_bytes({"decisions": dict(decisions)})
+        body = to_json_bytes({"decisions": decisions_json(decisions)})
         status, data = await self.ask("POST", task_path(task_id, "resume"), body, expected=range(400, 600))
         if status >= 400:
             what = "takes no decisions" if status in NOT_OFFERED else "refused the decision"
@@ -143,6 +144,7 @@ class TaskFollower(Follower[HttpTaskClient]):
             usage=state.usage,
             termination=state.termination,
             suspended=state.awaiting if status is RunStatus.SUSPENDED else {},
+            receipt=state.receipt,
         )
 
     async def submit(self) -> None:
@@ -179,7 +181,9 @@ class TaskFollower(Follower[HttpTaskClient]):
         if state.status == "success":
             self.state = state
             return None
-        self.state = RemoteTask("cancelled", state.result, usage=state.usage, steps=state.steps, open=state.open)
+        self.state = RemoteTask(
+            "cancelled", state.result, usage=state.usage, steps=state.steps, open=state.open, receipt=state.receipt
+        )
         return None if state.has_ended else state.error or problem
 
     async def follow(self) -> Outcome:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from ..core.content import record_json
 from ..core.events import Event, event_to_json
+from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
@@ -51,7 +53,27 @@ def summary(run: RunNode) -> str:
         done.append(f"{duration(time.time() - run.started)} so far")
     else:
         done += [count(run.usage.tokens, "token"), duration(run.ended - run.started)]
+        done += [] if run.receipt is None else receipt_words(run.receipt)
     return f"{run.status.value}: {', '.join(done)}"
+
+
+def receipt_words(receipt: Receipt) -> Iterator[str]:
+    """Yield what a receipt says beyond success, in a few words each."""
+    if receipt.failed:
+        named = ", ".join([f"{one.tool}: {one.code}" for one in receipt.failures])
+        yield one_line(f"{receipt.failed} of {count(receipt.calls, 'call')} failed ({named})", 120)
+    for limit in receipt.limits:
+        yield one_line(f"hit {limit}", 60)
+    for approval in receipt.approvals:
+        yield one_line(f"{approval.tool} {approval.answer} by {approval.by}", 100)
+    if receipt.files_changed:
+        yield f"{count(receipt.files_changed, 'file')} changed"
+    if receipt.shell:
+        yield f"{count(receipt.shell, 'command')} run"
+    if receipt.open_tasks:
+        yield f"{count(receipt.open_tasks, 'task')} still open"
+    if receipt.reported_by is not None:
+        yield one_line(f"reported by {receipt.reported_by}", 100)
 
 
 def tree_lines(run: RunNode, indent: str = "") -> Iterator[str]:
@@ -80,6 +102,7 @@ def tree_json(run: RunNode) -> dict[str, Any]:
         "task": run.task,
         "status": run.status.value,
         "error": run.error,
+        "receipt": record_json(run.receipt),
         "started_at": iso(run.started),
         "ended_at": iso(run.ended),
         "tokens": run.usage.tokens,

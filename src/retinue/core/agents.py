@@ -17,6 +17,7 @@ from .messages import Message
 from .model import Model
 from .output import OutputFormat
 from .plugins import Plugin, check_plugin
+from .receipts import Receipts
 from .runs import NO_LIMITS, Limits, Out, check_limits
 from .schema import ArgumentCheck
 from .tools import AgentTool, TaskTool, Tool, ToolDescriptor, TransferTool, check_queue, descriptor_of
@@ -47,6 +48,7 @@ class AgentOptions(TypedDict, total=False):
     limits: Limits
     conflicts: Conflicts
     result_limit: int
+    receipts: Receipts
     settings: Mapping[str, Any]
     backend: str | None
     queue: str | None
@@ -72,6 +74,8 @@ class Agent(Generic[Out]):
     output: the type of the final answer, such as a dataclass or a pydantic model; `result.unwrap()` has that type.
     conflicts: "error" fails a call that writes a state key another call of its step wrote; "last_wins" does not.
     result_limit: the number of characters of one tool result that the model reads.
+    receipts: when the model reads the runtime's receipt behind what a sub-agent says: "auto" where a call failed or was
+        denied, a limit was hit or work is open, "always" or "never".
     settings: settings for every request to the model, such as {"temperature": 0}.
     backend: the name of a backend in `Runtime(backends=…)` that executes it as a child; None is this process.
     queue: with an engine, the queue whose workers execute it, also as a child; None is where its parent works.
@@ -90,6 +94,7 @@ class Agent(Generic[Out]):
     output: type[Out] | UnionType | None = field(default=None, kw_only=True)
     conflicts: Conflicts = field(default="error", kw_only=True)
     result_limit: int = field(default=RESULT_LIMIT, kw_only=True)
+    receipts: Receipts = field(default="auto", kw_only=True)
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     backend: str | None = field(default=None, kw_only=True)
     queue: str | None = field(default=None, kw_only=True)
@@ -243,6 +248,8 @@ def _check_options(agent: Agent, owner: str) -> None:
         check_queue(agent.queue, owner)
     if agent.conflicts not in ("error", "last_wins"):
         raise ConfigurationError(f"{owner}: conflicts is 'error' or 'last_wins', not {agent.conflicts!r}")
+    if given.receipts not in ("auto", "always", "never"):
+        raise ConfigurationError(f"{owner}: receipts is 'auto', 'always' or 'never', not {given.receipts!r:.80}")
     if is_no_type(given.output):
         raise ConfigurationError(
             f"{owner}: output is a type, such as int, list[str] or a dataclass, not {given.output!r}"

@@ -7,6 +7,7 @@ from reprlib import repr as short_repr
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .errors import ConfigurationError
 from .runs import unique
@@ -20,6 +21,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The log has "resume" for an approval and a rejection."""
     payload: Any = None
     reason: str | None = None
+    by: str | None = None
+    """The user who decided, as the boundary stamps it that took the decision: `local` where that is this process, `link`
+    for the holder of a link. What a caller writes here is replaced."""
 
     @classmethod
     def approve(cls, args: Mapping[str, Any] | None = None, *, id: str | None = None) -> Decision:
@@ -52,6 +56,18 @@ class Decision(Struct, frozen=True, kw_only=True):
     def cancel(cls, reason: str | None = None, *, id: str | None = None) -> Decision:
         """Cancel the call; the model reads the reason."""
         return cls(id=id or _new_id(), action="cancel", reason=reason)
+
+
+LOCAL_USER = "local"
+"""The user of a decision that was made in this process."""
+
+
+def stamped(given: Mapping[str, Decision], by: str) -> Mapping[str, Decision]:
+    """Return decisions as those of a user. What is no decision is left as it is, for the check that refuses it."""
+    pairs: Any = given.items() if isinstance(given, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if pairs is None:
+        return given
+    return {name: replace(one, by=by) if isinstance(one, Decision) else one for name, one in pairs}
 
 
 def _new_id() -> str:

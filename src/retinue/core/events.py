@@ -20,6 +20,7 @@ from .content import record_json
 from .decisions import Decision
 from .errors import ConfigurationError, ConsumerTooSlow, as_tuple
 from .messages import Message
+from .receipts import Receipt
 from .results import ToolCallStatus, ToolResult
 from .runs import RunStatus, Usage
 
@@ -61,6 +62,8 @@ class RunFinished(Event, frozen=True, kw_only=True, gc=False, tag="run_finished"
     steps: int = 0
     usage: Usage = Usage()
     output: Any = None
+    receipt: Receipt | None = None
+    """What the run did, by its events; of a run on a server what the server says of it."""
 
 
 class StepStarted(Event, frozen=True, kw_only=True, gc=False, tag="step_started"):

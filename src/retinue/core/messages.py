@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 
 from .content import MAX_BYTES, to_json_value
 from .errors import ConfigurationError
+from .receipts import Receipt
 
 R = TypeVar("R", bound=Struct)
 
@@ -69,7 +70,22 @@ class DataPart(Struct, frozen=True, tag="data", tag_field="type"):
     data: Any
 
 
-Part = TextPart | ReasoningPart | ImagePart | FilePart | DataPart
+class ReceiptPart(Struct, frozen=True, gc=False, omit_defaults=True, tag="receipt", tag_field="type"):
+    """The receipt of a sub-agent, behind its text. Only the runtime makes one; it is not in `Message.text`."""
+
+    receipt: Receipt
+    task_id: str = ""
+    """The background task that it is of, in a message about several."""
+
+    @property
+    def line(self) -> str:
+        """The line that the model reads."""
+        return self.receipt.line(self.task_id)
+
+
+InputPart = TextPart | ReasoningPart | ImagePart | FilePart | DataPart
+"""The parts of messages that anybody may write."""
+Part = InputPart | ReceiptPart
 
 
 class ToolCall(Struct, frozen=True, gc=False):
@@ -167,6 +183,8 @@ def _checked(message: Message) -> Message:
     if not message.tool_calls and message.name is None and message.id is None and message.tool_call_id is None:
         if len(parts) == 1 and type(parts[0]) is TextPart and _is_plain(parts[0].text):
             return message  # the common case
+    if any(isinstance(part, ReceiptPart) for part in parts):
+        raise ConfigurationError("the input has a receipt: only the runtime writes receipts, so leave the part out")
     try:
         return checked_record(message)
     except (TypeError, ValueError) as exc:

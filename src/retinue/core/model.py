@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from .messages import DataPart, FilePart, ImagePart, Message
+from .messages import DataPart, FilePart, ImagePart, Message, Part, ReceiptPart, Role, TextPart
+from .receipts import escape_frames
 from .runs import Usage
 from .tools import ToolDescriptor
 
@@ -25,10 +27,39 @@ class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
     output_schema: dict[str, Any] | None = None
     """The JSON Schema of the answer, where the agent has an output type; providers that can, enforce it."""
 
+    def rendered(self) -> ModelRequest:
+        """Return the request as a provider reads it: a receipt is a line below its text, and no text looks like one.
+
+        A model sends this one. Stored messages stay as they were said."""
+        said = tuple([_rendered(message) for message in self.messages])
+        same = all(one is other for one, other in zip(said, self.messages, strict=True))
+        return self if same else replace(self, messages=said)
+
     def estimate_tokens(self) -> int:
         """Estimate the tokens that the request has at least: images, files and schemas do not count."""
         described = sum([len(tool.name) + len(tool.description) for tool in self.tools])
         return sum(map(estimate_tokens, self.messages)) + described // CHARACTERS_PER_TOKEN
+
+
+def _rendered(message: Message) -> Message:
+    is_result = message.role is Role.TOOL
+    if not is_result and not any(type(part) is ReceiptPart for part in message.parts):
+        return message
+    parts: list[Part] = []
+    is_changed = False
+    for part in message.parts:
+        if type(part) is ReceiptPart:
+            is_changed = True
+            if parts and type(last := parts[-1]) is TextPart:
+                parts[-1] = TextPart(f"{last.text}\n{part.line}")
+            else:
+                parts.append(TextPart(part.line))
+        elif is_result and type(part) is TextPart and (text := escape_frames(part.text)) is not part.text:
+            is_changed = True
+            parts.append(TextPart(text))
+        else:
+            parts.append(part)
+    return replace(message, parts=tuple(parts)) if is_changed else message
 
 
 def estimate_tokens(message: Message) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from msgspec import Struct
 
 from .errors import ConfigurationError
+from .messages import ReceiptPart
 from .results import SuspendTicket, ToolResult
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class AddMessage(Action, frozen=True, tag="add_message"):
     """Action: add this message to the conversation for good, as the user's. Only the model reads it."""
 
     text: str
+    receipts: tuple[ReceiptPart, ...] = ()
+    """The receipts of background tasks that it is about."""
 
 
 RunAction = TransferTo | StopRun | UseSummary | AddMessage

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr, replace
 
 from .content import to_json_text, to_json_value
 from .errors import ConfigurationError, InternalError
-from .messages import FilePart, ImagePart, Part, TextPart
+from .messages import FilePart, ImagePart, InputPart, Part, ReceiptPart, TextPart
 from .schema import check_schema
 from .state import StateCommand, StateKey, as_key, key_items
 
@@ -234,7 +234,7 @@ def _kind(given: Any) -> str:
 class ToolOutput:
     """A result together with the state changes to commit with it."""
 
-    __slots__ = ("command", "result")
+    __slots__ = ("command", "receipts", "result")
 
     def __init__(self, data_or_result: Any = None, update: Mapping[StateKey[Any, Any], Any] | None = None) -> None:
         given, changes = cast("tuple[Any, Any]", (data_or_result, update))
@@ -245,6 +245,8 @@ class ToolOutput:
             raise TypeError("ToolOutput: update is {key: value}, not StateCommand: write ToolOutput.with_command(…)")
         self.result: ToolResult = given if isinstance(given, ToolResult) else ToolResult(data=given)
         self.command = StateCommand()
+        self.receipts: tuple[ReceiptPart, ...] = ()
+        """The receipts of background tasks that the result is about."""
         if update:
             self.command.patch.updates.extend([(as_key(key), value) for key, value in key_items(update)])
 
@@ -299,7 +301,7 @@ def _find_media(value: Any) -> str | None:
 
 
 def _part(item: Any) -> Part:
-    if isinstance(item, Part):
+    if isinstance(item, InputPart):
         return item
     return TextPart(item if isinstance(item, str) else to_json_text(item))
 

@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 from .content import MAX_ID_BYTES, id_problem
 from .errors import ConfigurationError, RunNotCompleted
 from .messages import Message
+from .receipts import Receipt
 from .results import SuspendTicket
 from .state import PersistedState
 
@@ -355,12 +356,14 @@ class RunResult(Struct, Generic[Out], frozen=True, kw_only=True, gc=False):
     usage: Usage = Usage()
     error: str | None = None
     termination: str = "natural"
-    """natural, max_steps, limit:<name>, blocked, cancelled, suspended, timeout or error."""
+    """natural, max_steps, limit:<name>, budget:<per>/<window>, blocked, cancelled, suspended, timeout or error."""
     messages: tuple[Message, ...] = ()
     """The messages of this run, its input first, without the system message."""
     suspended: dict[str, SuspendTicket] = {}
     """The open tickets of a suspended run and its children: a ticket by the id of its call or, where calls of several
     children have the same, by its path: `call/call`."""
+    receipt: Receipt | None = None
+    """What the run and everything below it did: the runtime's account, not the run's."""
 
     def __post_init__(self) -> None:
         if self.status.__class__ is not RunStatus:  # a backend may write it as a word

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from .content import to_json_text
 from .errors import ConfigurationError
-from .messages import DataPart
+from .messages import DataPart, Role
 from .plugins import TransferTo
 from .results import ResumeMode, SuspendTicket, ToolOutput, ToolResult
 from .runs import REMOTE_KEY, RunResult, RunStatus
@@ -232,8 +232,34 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
         text += f": {outcome.error}"
     if outcome.response:
         text += f"\nWhat it had by then:\n{outcome.response}"
+    if calls := finished_calls(outcome):
+        text += f"\n{calls}"
     failed = ToolResult.error(text, code=outcome.status.value)
     return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
+
+
+MOST_CALLS = 50
+"""Finished calls that a run hands over, the newest; with `_FIRST_LINE` characters of each result."""
+_FIRST_LINE = 200
+_CUT, _REFUSED = ("limit:", "budget:"), ("[limit:", "[budget:")
+
+
+def finished_calls(outcome: RunResult) -> str:
+    """Return the calls that a run had finished when a limit ended it, each with the first line of its result; "" for a run
+    that no limit has ended, or that has made no call."""
+    cut = outcome.termination.startswith(_CUT) or outcome.termination in ("max_steps", "timeout")
+    done = [message for message in outcome.messages if message.role is Role.TOOL] if cut else []
+    done = [message for message in done if not message.text.startswith(_REFUSED)]
+    if not done:
+        return ""
+    lines = [f"- {message.name}: {_first_line(message.text)}" for message in done[-MOST_CALLS:]]
+    left = len(done) - len(lines)
+    return "\n".join(["Calls that it had finished:", *([f"- {left} earlier ones"] if left else []), *lines])
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _FIRST_LINE else f"{line[:_FIRST_LINE]}…"
 
 
 def _path_elsewhere(outcome: RunResult, ctx: ToolContext) -> tuple[str, ...]:

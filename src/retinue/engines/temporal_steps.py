@@ -89,7 +89,7 @@ class AgentActivities:
         made = {
             name: replace(one, id=one.id or f"{_own_id()}/{name}").as_decision() for name, one in step.decisions.items()
         }
-        result = await self._follow(step.run_id, self._runtime.stream_resume(step.run_id, made).result())
+        result = await self._follow(step.run_id, self._runtime.stream_resume(step.run_id, made, by="temporal").result())
         if result["questions"] and result["error"] is not None:
             raise DecisionRefused(result["error"])
         return result

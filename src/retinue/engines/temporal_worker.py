@@ -32,6 +32,7 @@ from temporalio.worker import (
 )
 
 from ..core.concurrency import Backoff, helpers, join, until_stopped, wait_for_first
+from ..core.decisions import stamped
 from ..core.engine import DoLeg, Leg, LegEnd, LegSlots, NewRun, WorkerInfo
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, StoreError, UnknownRun
 from ..core.stores import RunRecord, Wish
@@ -217,7 +218,7 @@ class LegWorker:
         try:
             given = msgspec.convert(order["decisions"], dict[str, DecisionBody])
             made = {name: replace(one, id=one.id or f"{update}/{name}").as_decision() for name, one in given.items()}
-            body = encode_decisions(made)
+            body = encode_decisions(stamped(made, "temporal"))
         except (DecisionRefused, msgspec.ValidationError) as exc:
             raise _refused(exc) from exc
         wish = Wish(log_id=log_id, wish_id=f"decide_{update}", run_id=log_id, kind="decide", body=body)

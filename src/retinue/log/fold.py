@@ -33,12 +33,13 @@ from ..core.events import (
     ToolCallStarted,
     UnknownEvent,
 )
-from ..core.messages import Message, Visibility
+from ..core.messages import Message, TextPart, Visibility
 from ..core.plugins import AddMessage, StopRun, TransferTo, UseSummary
 from ..core.results import ToolCallStatus
 from ..core.rows import Ending, LogRow, Private
 from ..core.runs import ENDED, REMOTE_KEY, WAITING, Usage
 from .call_ids import note_remote
+from .receipts import count_call, count_decision, count_limit
 from .state import (
     CALL_NEW,
     CALL_RUNNING,
@@ -172,7 +173,8 @@ def _act(run: RunState, action: Any) -> None:
         run.compacted = action
     elif isinstance(action, AddMessage):
         run.message_count += 1
-        said = Message.user(action.text, id=message_id(run, run.message_count), visibility=Visibility.INTERNAL)
+        parts = (TextPart(action.text), *action.receipts)
+        said = Message.user(parts, id=message_id(run, run.message_count), visibility=Visibility.INTERNAL)
         run.messages.append(said)
     else:
         run.step_actions = (*run.step_actions, action)
@@ -280,6 +282,7 @@ def _error(tree: LogState, run: RunState | None, event: ErrorRaised, p: Private 
         run.drafts = EMPTY
     if event.fatal:
         run.has_fatal_error = True
+    count_limit(run, event.code)
     if p is None:
         return
     _commit(run, p)
@@ -342,6 +345,8 @@ def _tool_call_resumed(tree: LogState, run: RunState, event: ToolCallResumed, p:
     if decision is None or decision.action != "cancel":
         call.move(CALL_RUNNING)
     call.resumes += 1
+    if decision is not None:
+        count_decision(run, event.tool_name, decision)
     call.decision, call.entered, call.placed = decision, p is None or not p.hooked, ""
     if call.asked_by is not None:
         call.answered, call.asked_by = call.answered | {call.asked_by}, None
@@ -372,6 +377,7 @@ def _tool_call_finished(tree: LogState, run: RunState, event: ToolCallFinished, 
         call.ticket, call.rules = event.result.suspension, () if p is None else p.rules
         _note_question(tree, run, call)
         return
+    count_call(run, call, event)
     call.message = event.message
     run.open_calls -= 1
     if run.pending:
@@ -453,6 +459,7 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
             _join(run, message)
         if p.usage is not None:
             run.step, run.tickets, run.pending = event.steps, p.tickets, EMPTY
+            run.reported = event.receipt
             for ticket in p.tickets:
                 run.note_asked(ticket.path, ticket.id, is_elsewhere=True)
             _count(tree, run, p.usage, max(0, event.steps - run.total_steps))

@@ -20,11 +20,13 @@ from ..core.errors import IllegalMove
 from ..core.events import Namespace
 from ..core.messages import Message, Role, ToolCall
 from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
+from ..core.receipts import Receipt
 from ..core.results import CALL_MOVES, SuspendTicket, ToolCallStatus
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
 from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity, RunStatus, Usage
 from ..core.stores import LogSummary
+from .receipts import Tally
 
 
 class _Empty(dict[Any, Any]):
@@ -243,6 +245,10 @@ class RunState:
     """The usage of its last model call, by which the next one is estimated."""
     total_steps: int = 0
     total_children: int = 0
+    tally: Tally | None = None
+    """What its calls did; None until one has ended."""
+    reported: Receipt | None = None
+    """The receipt of a run elsewhere, which came with its end."""
     worked: float = 0.0
     """Seconds of work in earlier legs and processes."""
     since: float = 0.0

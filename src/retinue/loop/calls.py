@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from msgspec import DecodeError, Struct
@@ -31,13 +31,15 @@ from ..core.errors import (
     WriteConflict,
 )
 from ..core.events import Custom, StateDelta, ToolCallFinished, ToolCallReady
-from ..core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, checked_record
+from ..core.messages import FilePart, ImagePart, Message, Part, ReceiptPart, Role, TextPart, ToolCall, checked_record
 from ..core.plugins import Block
+from ..core.receipts import is_shown, of_children
 from ..core.results import SuspendTicket, ToolCallStatus, ToolOutput, ToolResult, ToolStatus, media_json, media_parts
 from ..core.rows import Private
 from ..core.schema import has_more_items, isolate
 from ..core.state import Snapshot, StateCommand
 from ..core.tools import Tool
+from ..log.receipts import receipt_of
 from ..log.state import CALL_SUSPENDED, RUNNING, CallState, RunState
 from .budget import deadline
 from .execution import Execution, close_children
@@ -72,6 +74,8 @@ class CallOutcome(Struct, frozen=True, gc=False):
     command: StateCommand | None = None
     parts: tuple[Part, ...] = ()
     """The parts of a result with images or files."""
+    receipts: tuple[ReceiptPart, ...] = ()
+    """The receipts of background tasks that the result is about."""
 
     def with_command_before(self, command: StateCommand) -> CallOutcome:
         """The same outcome, with an earlier command of hooks in front."""
@@ -88,10 +92,11 @@ _MISTAKES = (ToolError, StateCommand)
 def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     """Convert the return value of a tool to an outcome; raise InternalError for a value that has no JSON form."""
     command = None
+    receipts: tuple[ReceiptPart, ...] = ()
     if isinstance(returned, ToolOutput):
-        command, returned = returned.command, returned.result
+        command, receipts, returned = returned.command, returned.receipts, returned.result
     if returned.__class__ is str:
-        return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, _text(call, returned)), command)
+        return CallOutcome(_SUCCEEDED, ToolResult(call.name, _SUCCESS, _text(call, returned)), command, (), receipts)
     if isinstance(returned, _MISTAKES):
         instead = "raise it" if isinstance(returned, ToolError) else "return ToolOutput.with_command(result, command)"
         raise InternalError(f"tool {call.name!r} returned a {type(returned).__name__}: {instead} instead")
@@ -119,7 +124,7 @@ def outcome_of(call: ToolCall, returned: Any) -> CallOutcome:
     except (TypeError, ValueError) as exc:
         raise _unwritable(call, exc) from exc
     named = ToolResult(call.name, result.status, data, message, ticket, metadata)
-    return CallOutcome(_STATUS[result.status], named, command, parts)
+    return CallOutcome(_STATUS[result.status], named, command, parts, receipts)
 
 
 def _text(call: ToolCall, text: str) -> str:
@@ -431,6 +436,8 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
     if status is not CALL_SUSPENDED and (left := _left_waiting(x, call)):
         result = replace(result, metadata={**result.metadata, "cancelled_children": [child.run_id for child in left]})
         parts = (*parts, TextPart(f"\n{_note_on(left)}" if parts else _note_on(left)))
+    if outcome.receipts or call.children:
+        parts = (*parts, *_shown_receipts(x, call, outcome))
     message = Message(
         role=_TOOL,
         parts=parts,
@@ -455,6 +462,19 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         ToolCallFinished(call_id=made.id, tool_name=made.name, status=status, result=result, message=message),
         Private(**fields) if fields else None,
     )
+
+
+def _shown_receipts(x: Execution, call: CallState, outcome: CallOutcome) -> Iterator[ReceiptPart]:
+    """Yield the receipts that the model reads with the result of a call: of its children that have ended, as one, or of
+    the background tasks that the result is about."""
+    if outcome.status is CALL_SUSPENDED:
+        return
+    when, tree = x.agent.receipts, x.log.tree
+    children = [child for ref in call.children.values() if (child := tree.runs.get(ref.run_id)) is not None]
+    if ended := [receipt_of(tree, child) for child in children if child.is_over]:
+        yield from [ReceiptPart(whole) for whole in [of_children(ended)] if is_shown(whole, when)]
+    else:
+        yield from [part for part in outcome.receipts if is_shown(part.receipt, when)]
 
 
 def default_ticket(call: ToolCall, text: str) -> SuspendTicket:

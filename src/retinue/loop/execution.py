@@ -30,6 +30,7 @@ from ..core.hooks import CONTEXTS, HookContext, Registrar, registered
 from ..core.messages import Message, ToolCall
 from ..core.model import Model, ModelRequest
 from ..core.plugins import Phase
+from ..core.receipts import Receipt
 from ..core.results import ToolCallStatus, ToolResult, ToolStatus
 from ..core.rows import Answer, Ending, Private, StoredRequest
 from ..core.runs import DEFAULT_LIMITS, ENDED, NO_LIMITS, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
@@ -38,6 +39,7 @@ from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool, ToolDescriptor
 from ..log.owned import LiveLog
+from ..log.receipts import receipt_of
 from ..log.state import CALL_NEW, NO_REQUEST, RUNNING, ChildRef, RunState, message_id
 from .budget import is_limited
 from .phases import HookTable, shown
@@ -307,7 +309,7 @@ class Execution:
         if ending.status is RunStatus.FAILED and not state.has_fatal_error:
             code = ending.code or ending.termination
             self.emit(ErrorRaised(message=ending.error or ending.termination, code=code, fatal=True), ends)
-        form = self.agent.output_format
+        form, receipt = self.agent.output_format, receipt_of(self.log.tree, state, ending)
         finished = RunFinished(
             status=ending.status,
             termination=ending.termination,
@@ -316,9 +318,10 @@ class Execution:
             steps=state.step,
             usage=state.total,
             output=None if form is None else form.encode(self.output),
+            receipt=receipt,
         )
         self.emit(finished, Private(messages=last) if last else None)
-        result = result_of(self.log, state, ending, finished.response, self.store, self.output)
+        result = result_of(self.log, state, ending, finished.response, self.store, self.output, receipt)
         self.result = self.log.results[state.run_id] = result
         return result
 
@@ -330,6 +333,7 @@ def result_of(
     response: str | None,
     store: StateStore | None = None,
     output: Any = None,
+    receipt: Receipt | None = None,
 ) -> RunResult:
     """Return the result of a run that has just ended or is suspended; without a store, it has no state."""
     return RunResult(
@@ -345,6 +349,7 @@ def result_of(
         termination=ending.termination,
         messages=state.own_messages(),
         suspended=tickets_of(log.tree, state) if state.open_calls or state.tickets else {},
+        receipt=receipt or receipt_of(log.tree, state, None if state.reported is not None else ending),
     )
 
 
@@ -630,7 +635,7 @@ def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
         return ending
     if run.step_open:
         log.append(run, StepFinished(step=run.step), Private(ending=ending))
-    response = run.response()
+    response, receipt = run.response(), receipt_of(log.tree, run, ending)
     log.append(
         run,
         RunFinished(
@@ -640,7 +645,8 @@ def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
             error=ending.error,
             steps=run.step,
             usage=run.total,
+            receipt=receipt,
         ),
     )
-    log.results[run.run_id] = result_of(log, run, ending, response)
+    log.results[run.run_id] = result_of(log, run, ending, response, receipt=receipt)
     return ending

@@ -31,7 +31,7 @@ from ..core.errors import (
     ModelTimeout,
     ModelUnavailable,
 )
-from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPart, Role, TextPart
+from ..core.messages import DataPart, FilePart, ImagePart, Message, ReasoningPart, ReceiptPart, Role, TextPart
 from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..core.secrets import sort_secrets
@@ -86,7 +86,7 @@ class BridgedModel:
         try:
             async with model_request_stream(
                 self._model,
-                _messages(request.messages),
+                _messages(request.rendered().messages),
                 model_settings=settings,
                 model_request_parameters=_tools(request),
             ) as stream:
@@ -225,7 +225,7 @@ def _request_parts(message: Message, names: dict[str, str]) -> list[theirs.Model
 
 
 def _contents(message: Message) -> Any:
-    made = [_content(part) for part in message.parts if not isinstance(part, ReasoningPart)]
+    made = [_content(part) for part in message.parts if not isinstance(part, ReasoningPart | ReceiptPart)]
     return "".join(made) if all(isinstance(each, str) for each in made) else made
 
 

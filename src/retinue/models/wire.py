@@ -204,7 +204,7 @@ class WireModel:
 
     def _body(self, request: ModelRequest) -> bytes:
         try:
-            return encode_json(self._wire.encode(request, self._model))
+            return encode_json(self._wire.encode(request.rendered(), self._model))
         except (TypeError, ValueError, RecursionError, UnicodeError) as exc:
             raise ModelRequestInvalid(f"the request has no JSON form: {exc}") from None
 

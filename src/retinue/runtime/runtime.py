@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
 from ..core.concurrency import GRACE, CancellationToken
-from ..core.decisions import Decision
+from ..core.decisions import LOCAL_USER, Decision, stamped
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink, as_sinks
@@ -371,21 +371,24 @@ class Runtime:
 
     # --- answering, continuing, reading
 
-    def stream_resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
+    def stream_resume(self, run_id: str, decisions: Mapping[str, Decision], *, by: str = LOCAL_USER) -> Run:
         """Answer a suspended run and return a handle of its next leg. Keys are call ids or ticket ids.
 
         A decision that does not match changes nothing. It raises here if the run waits in this process, else from
-        `result` of the handle. Such a handle has its thread and agent once the answer was accepted.
+        `result` of the handle. Such a handle has its thread and agent once the answer was accepted. `by` is the user who
+        decided, for receipts.
         """
+        decisions = stamped(decisions, by)
         here = self._runs.resume_here(run_id, decisions)
         return self._runs.resume_later(run_id, decisions) if here is None else here
 
-    async def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+    async def resume(self, run_id: str, decisions: Mapping[str, Decision], *, by: str = LOCAL_USER) -> RunResult:
         """Answer a suspended run and wait for its end, or for the next time it waits.
 
         The run may be another process's, or a background child: its id is in its events and in its task's record. If the
         server of a sub-agent refuses a decision, DecisionRefused is raised and the run waits again.
         """
+        decisions = stamped(decisions, by)
         here = self._runs.resume_here(run_id, decisions)
         result = await (self._runs.answer(run_id, decisions) if here is None else result_or_cancel(here))
         if result.status.is_waiting and result.error is not None:
@@ -415,6 +418,7 @@ class Runtime:
         at: int,
         input: RunInput | None = None,
         decisions: Mapping[str, Decision] | None = None,
+        by: str = LOCAL_USER,
     ) -> Run:
         """Start a new run, on a new thread, that continues another as it was after event number `at`.
 
@@ -423,7 +427,8 @@ class Runtime:
         places.
         """
         said = () if input is None else as_input(input)
-        return self._runs.handle(await fork_run(self._runs, run_id, at, said, decisions))
+        given = None if decisions is None else stamped(decisions, by)
+        return self._runs.handle(await fork_run(self._runs, run_id, at, said, given))
 
     async def threads(
         self,

@@ -265,7 +265,7 @@ class Tasks(RequestHandler):
             )
         decisions = read_decisions(message, projection.questions)
         async with self.push.added(record.identity.run_id, config):
-            run = self.service.runtime.stream_resume(record.identity.run_id, decisions)
+            run = self.service.runtime.stream_resume(record.identity.run_id, decisions, by=caller.user.id)
             await run.stored()
         return Sent(record, await run.place() + 1)
 

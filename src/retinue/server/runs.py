@@ -293,7 +293,7 @@ async def decide(call: Call) -> Any:
     """Answer a run that waits."""
     body: Decisions = call.body
     record = await call.service.run_to_continue(call.user, call.param("run_id"))
-    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions())
+    run = call.runtime.stream_resume(record.identity.run_id, body.as_decisions(), by=call.user.id)
     await run.stored()
     place = await run.place()
     return await _started_json(call, run) | {"after": place}
@@ -307,7 +307,7 @@ async def fork_run(call: Call) -> Any:
         check_scope(call.user, "answer")
     run_id = (await call.service.run_to_continue(call.user, call.param("run_id"))).identity.run_id
     decisions = None if body.decisions is None else Decisions(body.decisions).as_decisions()
-    run = await call.runtime.fork(run_id, at=body.after, input=_input_of(body), decisions=decisions)
+    run = await call.runtime.fork(run_id, at=body.after, input=_input_of(body), decisions=decisions, by=call.user.id)
     call.note_run(run.run_id)
     await run.stored()
     return await _started_json(call, run) | {"after": await run.place()}

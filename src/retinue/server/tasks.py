@@ -195,6 +195,6 @@ async def resume_task(call: Call) -> Any:
     body: Decisions = call.body
     run_id = run_id_of(call.user, call.param("task_id"))
     await call.service.run_to_continue(call.user, run_id, "task")
-    run = call.runtime.stream_resume(run_id, body.as_decisions())
+    run = call.runtime.stream_resume(run_id, body.as_decisions(), by=call.user.id)
     await run.stored()
     return await _state(call)

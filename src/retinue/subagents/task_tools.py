@@ -14,7 +14,9 @@ from ..core.context import ToolContext
 from ..core.errors import FilesystemError, TaskStoreError
 from ..core.functions import FunctionTool
 from ..core.hooks import HookContext
+from ..core.messages import ReceiptPart
 from ..core.plugins import AddMessage
+from ..core.receipts import escape_frames, is_shown
 from ..core.results import ToolOutput, ToolResult
 from ..core.state import StateCommand, StateKey
 from ..core.tools import Tool
@@ -65,7 +67,9 @@ class TaskTools:
             note = "Task is running (possibly on another node). Use task_output(block=false) to poll."
             return _note(task_id, "running", _awaiting(record) or note)
         text = await self._detail(service.as_shown(record))
-        return ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}} if record.status.is_terminal else None)
+        if not record.status.is_terminal:
+            return ToolOutput(text)
+        return with_receipt(ToolOutput(text, {ANNOUNCED: {task_id: record.status.lower()}}), record)
 
     async def task_cancel(self, task_id: str, ctx: ToolContext) -> ToolOutput | ToolResult:
         """Stop a background task. What it has done until then stays done.
@@ -185,6 +189,13 @@ def _note(task_id: str, status: str, note: str) -> ToolOutput:
     return ToolOutput(f"task_id: {task_id}\nstatus: {status}\nnote: {note}")
 
 
+def with_receipt(output: ToolOutput, record: TaskRecord) -> ToolOutput:
+    """Return the output with the receipt of an ended task, if its record has one."""
+    if record.receipt is not None:
+        output.receipts = (ReceiptPart(record.receipt),)
+    return output
+
+
 def error_answer(text: str) -> ToolResult:
     """Return the answer of a tool that was refused."""
     return ToolResult.error(f"Error: {text}")
@@ -226,17 +237,20 @@ async def announce(ctx: HookContext, records: Sequence[TaskRecord], repository: 
     if not news:
         return None
     news.sort(key=lambda one: one[0].last_updated_at)
+    receipts: list[ReceiptPart] = []
     parts = ["News of your background tasks. The user has not seen this."]
     for record, state in news[:MOST_TASKS]:
         head = f"task_id: {record.task_id}\nagent_id: {record.sub_agent_id}\nstatus: {state.partition(':')[0]}"
-        parts.append(f"{head}\n{await _announcement(record, repository)}")
+        parts.append(f"{head}\n{escape_frames(await _announcement(record, repository))}")
+        if record.status.is_terminal and record.receipt is not None and is_shown(record.receipt, ctx.agent.receipts):
+            receipts.append(ReceiptPart(record.receipt, record.task_id))
     if (more := len(news) - MOST_TASKS) > 0:
         parts.append(f"{more} more have ended; they are announced next, or use task_list().")
     parts.append(f"Still running: {sum(not record.status.is_terminal for record in records)}.")
     text = "<task-notification>\n" + "\n\n".join(parts) + "\n</task-notification>"
     known = {record.task_id: state for record, state in news[:MOST_TASKS]}
     event = {"type": "tasks_announced", "tasks": known}
-    return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text)).event(event)
+    return StateCommand().update(ANNOUNCED, known).schedule(AddMessage(text, tuple(receipts))).event(event)
 
 
 async def _announcement(record: TaskRecord, repository: TaskRepository) -> str:

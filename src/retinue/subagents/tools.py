@@ -16,11 +16,11 @@ from ..core.functions import FunctionTool
 from ..core.results import ToolOutput, ToolResult
 from ..core.runs import RunResult, RunStatus
 from ..core.state import StateKey
-from ..core.tools import Tool, answer_of, text_beside_data
+from ..core.tools import Tool, answer_of, finished_calls, text_beside_data
 from ..tasks.task import TaskRecord, TaskStatus
 from .catalog import Catalog, Entry
 from .spawned import LABEL, SPAWNED, Labels, Spawned, spawned_of
-from .task_tools import ANNOUNCED, error_answer
+from .task_tools import ANNOUNCED, error_answer, with_receipt
 from .work import ChildJob, Workers, stable_id
 
 DEFAULT_SECONDS = 30
@@ -201,7 +201,7 @@ class AgentTools:
             else:
                 note = f"note: It did not end within {seconds} s and {_GOES_ON}"
                 answer = f"status: timeout_promoted\ntask_id: {outcome.task_id}\n{note}"
-            return ToolOutput(f"{_head(spawned, is_new)}\n{answer}", updates)
+            return with_receipt(ToolOutput(f"{_head(spawned, is_new)}\n{answer}", updates), outcome)
         if outcome.status.is_waiting:
             return answer_of(outcome, entry.id, ctx)
         # A call that continued after a wait has the sub-agent it began with.
@@ -235,6 +235,8 @@ def describe_outcome(outcome: RunResult, seconds: float) -> str:
         text = text_beside_data(outcome) or text
         return f"status: ok\nreply:\n{text}"
     partial = f"\nreply so far:\n{outcome.response}" if outcome.response else ""
+    if calls := finished_calls(outcome):
+        partial += f"\n{calls}"
     if outcome.status is RunStatus.TIMEOUT:
         return f"status: timeout\nnote: it was stopped after {seconds:g} s; send it a smaller task{partial}"
     if outcome.status is RunStatus.CANCELLED:

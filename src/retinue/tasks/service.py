@@ -15,11 +15,14 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.concurrency import GRACE, Backoff, CancellationToken, Jobs, cancel_all, join
 from ..core.errors import RetinueError
 from ..core.processes import process_identity
+from ..core.receipts import Receipt
 from ..core.runs import RunResult, RunStatus
+from ..core.tools import finished_calls
 from .repository import TaskRepository
 from .sweeper import Sweeper, is_abandoned, is_unwatched
 from .task import TaskRecord, TaskScope, TaskStatus, await_human, beat, begin, finish, request_cancel, take_over
@@ -232,27 +235,27 @@ class TaskService:
                 ending = await self._work(task, work)
             except asyncio.CancelledError:
                 if not task.is_looked_on:
-                    await self._finish(task, TaskStatus.CANCELLED, None, task.token.reason or "its process ended")
+                    await self._finish(task, _End(TaskStatus.CANCELLED, error=task.token.reason or "its process ended"))
                 raise
-            await self._finish(task, *ending)
+            await self._finish(task, ending)
         finally:
             self._drop(task)
 
-    async def _work(self, task: LocalTask, work: Work) -> tuple[TaskStatus, str | None, str | None]:
-        """Do the work of a task and return its status, result and error."""
+    async def _work(self, task: LocalTask, work: Work) -> _End:
+        """Do the work of a task and return its end."""
         try:
             if task.record.status is TaskStatus.PENDING and not await self._begin(task):
-                return TaskStatus.CANCELLED, None, "it was cancelled before it began"
+                return _End(TaskStatus.CANCELLED, error="it was cancelled before it began")
             outcome = await work(task.token, lambda question: self._note_wait(task, question))
         except Exception as exc:
             # Our errors say what is wrong; a traceback of our own code would not help.
             trace = None if isinstance(exc, RetinueError) else exc
             _log.error("task %s failed: %s", task.record.task_id, exc, exc_info=trace)
-            return TaskStatus.FAILED, None, f"{type(exc).__name__}: {exc}"
-        status, text, error = _ending(outcome)
-        if task.token.is_set() and status is not TaskStatus.COMPLETED:
-            status, error = TaskStatus.CANCELLED, task.token.reason
-        return status, text, error
+            return _End(TaskStatus.FAILED, error=f"{type(exc).__name__}: {exc}")
+        end = _end_of(outcome)
+        if task.token.is_set() and end.status is not TaskStatus.COMPLETED:
+            return replace(end, status=TaskStatus.CANCELLED, error=task.token.reason)
+        return end
 
     async def _begin(self, task: LocalTask) -> bool:
         scope, task_id = task.record.scope, task.record.task_id
@@ -262,7 +265,7 @@ class TaskService:
         task.reporter.report(record.task_id, record.status)
         return True
 
-    async def _finish(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
+    async def _finish(self, task: LocalTask, end: _End) -> None:
         """Write the end of a task; retry for as long as this process lives."""
         if self._is_left(task):
             return
@@ -271,27 +274,28 @@ class TaskService:
         backoff = Backoff(settings.look_every, settings.heartbeat)
         while True:
             try:
-                await self._write_end(task, status, text, error)
+                await self._write_end(task, end)
                 return
             except Exception as exc:
-                _log.error("the end of task %s (%s) cannot be written: %s", task.record.task_id, status, exc)
+                _log.error("the end of task %s (%s) cannot be written: %s", task.record.task_id, end.status, exc)
                 if self._closing:
                     return  # the sweeper of any process will find the record without a sign of life
             await backoff.wait()
 
-    async def _write_end(self, task: LocalTask, status: TaskStatus, text: str | None, error: str | None) -> None:
-        kept = None
+    async def _write_end(self, task: LocalTask, end: _End) -> None:
+        kept, text = None, end.text
         try:
             kept = await self.repository.keep_result(task.record, text) if text else None
         except Exception as exc:
             _log.warning("task %s: its result stays in its record, as %s", task.record.task_id, exc)
 
-        def end(record: TaskRecord) -> TaskRecord | None:
+        def write(record: TaskRecord) -> TaskRecord | None:
             shown = text if kept is None or text is None else f"{text[:1000]}…"
-            return finish(record, status, self._clock(), result=shown, result_file=kept, error=error)
+            now = self._clock()
+            return finish(record, end.status, now, result=shown, result_file=kept, error=end.error, receipt=end.receipt)
 
-        record = await self.repository.update(task.record.scope, task.record.task_id, end)
-        task.reporter.report(task.record.task_id, status if record is None else record.status)
+        record = await self.repository.update(task.record.scope, task.record.task_id, write)
+        task.reporter.report(task.record.task_id, end.status if record is None else record.status)
 
     def _note_wait(self, task: LocalTask, question: str | None) -> None:
         """Record that a human is asked, or (None) has answered."""
@@ -368,10 +372,20 @@ class TaskService:
                 task.last_beat = now
 
 
-def _ending(outcome: RunResult) -> tuple[TaskStatus, str | None, str | None]:
-    """Return status, result and error of a task from those of its child."""
+class _End(Struct, frozen=True):
+    """The end of a task."""
+
+    status: TaskStatus
+    text: str | None = None
+    error: str | None = None
+    receipt: Receipt | None = None
+
+
+def _end_of(outcome: RunResult) -> _End:
+    """Return the end of a task from the result of its child."""
     if outcome.status is RunStatus.COMPLETED:
-        return TaskStatus.COMPLETED, outcome.response or "", None
+        return _End(TaskStatus.COMPLETED, outcome.response or "", receipt=outcome.receipt)
     if outcome.status is RunStatus.CANCELLED:
-        return TaskStatus.CANCELLED, outcome.response, outcome.error
-    return TaskStatus.FAILED, outcome.response, outcome.error or outcome.termination
+        return _End(TaskStatus.CANCELLED, outcome.response, outcome.error, outcome.receipt)
+    text = "\n".join([part for part in (outcome.response, finished_calls(outcome)) if part]) or None
+    return _End(TaskStatus.FAILED, text, outcome.error or outcome.termination, outcome.receipt)

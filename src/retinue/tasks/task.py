@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..core.content import clean_text
+from ..core.receipts import Receipt
 
 _encode = msgspec.json.Encoder().encode
 
@@ -67,6 +68,8 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     result_file: str | None = None
     """The place of the whole result, in the workspace or the database, if it is too long for the record."""
     error_message: str | None = None
+    receipt: Receipt | None = None
+    """What the child did, by the events of its log, as it was when the task ended."""
     cancel_requested: bool = False
     awaiting: str | None = None
     """The question that a human must answer before it continues."""
@@ -126,11 +129,15 @@ def finish(
     result: str | None = None,
     result_file: str | None = None,
     error: str | None = None,
+    receipt: Receipt | None = None,
 ) -> TaskRecord | None:
     """End the work. Only the first end is written."""
     if status not in TASK_MOVES[record.status]:
         return None
-    return _next(record, now, status=status, result=result, result_file=result_file, error_message=error, awaiting=None)
+    ended = _next(
+        record, now, status=status, result=result, result_file=result_file, error_message=error, awaiting=None
+    )
+    return replace(ended, receipt=receipt)
 
 
 def request_cancel(record: TaskRecord, now: float) -> TaskRecord | None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.content import to_json_text
-from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from ..core.messages import DataPart, FilePart, ImagePart, Message, Part, ReasoningPart, ReceiptPart, Role, TextPart
 from ..core.runs import Usage
 from ..wire.tree import CANCELLED, CallNode, Node, RunNode, StepNode
 
@@ -216,3 +216,5 @@ def _part(part: Part) -> dict[str, Any]:
             return {**kind, "modality": modality, "mime_type": part.media_type}
         case DataPart():
             return {"type": "data", "content": part.data}
+        case ReceiptPart():
+            return {"type": "text", "content": part.line}

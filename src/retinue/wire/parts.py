@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from ..core import events
-from ..core.content import to_json_text
+from ..core.content import record_json, to_json_text
 from ..core.events import Event, Namespace
-from ..core.messages import Message, ReasoningPart, Role
+from ..core.messages import Message, ReasoningPart, ReceiptPart, Role
 from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus
 from .delegations import TASK, Delegations, as_task, is_delegation
@@ -141,6 +141,8 @@ class PartsProjection:
             "tool_call_id": child.shown_id,
             "status": "success" if is_success else "error",
         }
+        if isinstance(event, events.RunFinished) and event.receipt is not None and not event.receipt.is_clean:
+            message["receipt"] = record_json(event.receipt)
         yield _part("messages", parent, (message, view.metadata(parent, TOOL_NODE)))
         yield _part("updates", parent, {TOOL_NODE: {"messages": [message]}})
 
@@ -342,6 +344,9 @@ def message_to_dict(message: Message) -> dict[str, Any]:
         made["name"] = message.name
     if message.tool_call_id is not None:
         made["tool_call_id"] = message.tool_call_id
+    receipts = [part for part in message.parts if isinstance(part, ReceiptPart)]
+    if receipts:
+        made["receipt"] = record_json(receipts[0].receipt)
     return made
 
 

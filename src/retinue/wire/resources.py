@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..core.concurrency import GRACE
 from ..core.content import record_json
 from ..core.decisions import Decision
-from ..core.messages import Message, Part, Role, TextPart, Visibility
+from ..core.messages import InputPart, Message, Role, TextPart, Visibility
 from ..core.runs import Limits, RunResult
 from ..core.stores import TITLE, Place, RunRecord, ThreadSummary
 from .shapes import MessageShape
@@ -31,8 +31,8 @@ class InputMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """A message of the input: `content` is text or a list of parts; a stored message, with `parts`, fits too."""
 
     role: Role = Role.USER
-    content: str | list[Part] | None = None
-    parts: list[Part] | None = None
+    content: str | list[InputPart] | None = None
+    parts: list[InputPart] | None = None
     text: str | None = None
     id: str | None = None
     name: str | None = None
@@ -237,7 +237,8 @@ def decode_cursor(cursor: str) -> Place:
 
 
 def decisions_json(given: Mapping[str, Decision]) -> dict[str, Any]:
-    """Return decisions as `Decisions` reads them."""
+    """Return decisions as `Decisions` reads them: without the user, whom the server knows."""
     return {
-        name: {k: v for k, v in msgspec.structs.asdict(one).items() if v is not None} for name, one in given.items()
+        name: {k: v for k, v in msgspec.structs.asdict(one).items() if v is not None and k != "by"}
+        for name, one in given.items()
     }

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from ..core.events import AnyEvent
 from ..core.messages import Message
+from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 
@@ -99,6 +100,7 @@ class ResultShape(RunState):
     termination: str
     messages: list[MessageShape]
     suspended: dict[str, Any]
+    receipt: Receipt | None
 
 
 class NodeShape(TypedDict):
@@ -123,6 +125,8 @@ class NodeShape(TypedDict):
     usage: Usage
     total_usage: Usage
     children: int
+    receipt: Receipt | None
+    """What it and the runs below it did, once it has ended or waits."""
 
 
 class OpenMessageShape(TypedDict):

@@ -28,6 +28,7 @@ from ..core.events import (
     ToolCallResumed,
 )
 from ..core.messages import Message
+from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 from .resources import fields_of, iso
@@ -107,6 +108,7 @@ class SnapshotTree(RunTree):
             setattr(run, name, shown[name])
         run.status, run.ended = RunStatus(shown["status"]), _timestamp(shown["ended_at"])
         run.own_usage = msgspec.convert(shown["usage"], Usage)
+        run.receipt = msgspec.convert(shown["receipt"], Receipt | None)
         run.notes = list(shown["notes"])
         run.said = msgspec.convert(shown["messages"], list[Message])
         run.open_message = _restore_open_message(shown["open_message"])
@@ -161,6 +163,7 @@ class SnapshotTree(RunTree):
             "usage": msgspec.structs.asdict(run.own_usage),
             "total_usage": msgspec.structs.asdict(self.total_usage(run)),
             "children": sum(1 for call in run.calls.values() for _ in call.children),
+            "receipt": record_json(run.receipt),
         }
         if deep:
             shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]

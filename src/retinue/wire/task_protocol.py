@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.events import Custom, ErrorRaised, Event, UnknownEvent, event_from_bytes
+from ..core.receipts import Receipt
 from ..core.results import SuspendTicket
 from ..core.runs import Limits, Usage
 
@@ -52,6 +53,8 @@ class RemoteTask(Struct, frozen=True, omit_defaults=True):
     """The number of the last event of its log; 0 if the server has no events."""
     open: bool = False
     """True if it has ended and background tasks under it are at work: more events come."""
+    receipt: Receipt | None = None
+    """What the run did, as its server says."""
 
     @property
     def has_ended(self) -> bool:

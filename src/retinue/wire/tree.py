@@ -27,6 +27,7 @@ from ..core.events import (
     ToolCallStreamDelta,
 )
 from ..core.messages import Message, Role
+from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 
@@ -105,6 +106,8 @@ class RunNode(_Node):
         self.said: list[Message] = []
         self.results: dict[str | None, Message] = {}
         self.response: str | None = None
+        self.receipt: Receipt | None = None
+        """The runtime's account of its last leg and all before."""
 
     @property
     def step(self) -> StepNode:
@@ -392,7 +395,7 @@ class RunTree:
 
     def _run_finished(self, event: RunFinished, run: RunNode) -> None:
         run.status, run.termination, run.usage, run.ended = event.status, event.termination, event.usage, event.at
-        run.error, run.error_type = event.error, _error_type(event)
+        run.error, run.error_type, run.receipt = event.error, _error_type(event), event.receipt
         if self._content:
             run.response = event.response
             if event.status is RunStatus.COMPLETED or event.status.is_waiting:
