@@ -58,7 +58,7 @@ def _fields(schema: dict[str, Any], *, given: bool) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-_SPARSE = {"Message", "Usage", "Limits", "ToolResult"}
+_SPARSE = {"Message", "Usage", "Limits", "ToolResult", "Receipt", "ReceiptPart"}
 
 
 def _comment(text: str) -> str:

@@ -12,6 +12,7 @@ from aiohttp import web
 from retinue import DecisionRefused, RunStatus, Runtime
 from retinue.core.content import to_json_bytes
 from retinue.core.events import event_to_json
+from retinue.core.receipts import Receipt
 from retinue.runtime import Run
 from retinue.wire.resources import Decisions
 from retinue.wire.task_protocol import RemoteTask, TaskSubmission
@@ -53,6 +54,8 @@ class TaskServer:
         self.holds.set()
         self.says_used: dict[str, float] | None = None
         """What it says was used, in states and in events, in place of the truth."""
+        self.says_done: Receipt | None = None
+        """What it says a run did, in place of the truth."""
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._guard])
@@ -160,7 +163,7 @@ class TaskServer:
         log = await inside.log_of(run)
         return RemoteTask(
             _STATUS[result.status], shown, result.error, task_id, usage=result.usage, steps=result.steps,
-            output=result.output, seq=log.tree.seq, run_id=run.run_id,
+            output=result.output, seq=log.tree.seq, run_id=run.run_id, receipt=self.says_done or result.receipt,
         )  # fmt: skip
 
     def _answer(self, task: RemoteTask | None) -> web.Response:

@@ -70,10 +70,15 @@ async def test_a_question_below_is_answered_at_the_root(url: str) -> None:
         refused = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {"nope": {"action": "cancel"}}})
         assert (refused.status, refused.body["code"]) == (409, "decision_refused")
         answer = {"action": "resume", "payload": {"approved": True}, "id": "d1"}
+        path = questions[0]["path"]
+        forged = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {path: {**answer, "by": "the president"}}})
+        assert (forged.status, "by" in forged.body["detail"]) == (422, True), "the server knows who decides"
         taken = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {questions[0]["path"]: answer}})
         assert (taken.status, taken.body["thread_id"]) == (202, thread_id)
         rest = await site.all_events(f"{RUNS}/{run_id}/events?after={idle[-1].id}")
         assert rest[-1].data["response"] == "boss: clerk: paid 3"
+        approval = {"tool": "pay", "answer": "approved", "by": "local"}
+        assert (await site.result(run_id))["receipt"]["approvals"] == [approval]
         again = await site.post(f"{RUNS}/{run_id}/decisions", {"decisions": {questions[0]["path"]: answer}})
         assert (again.status, again.body["status"]) == (202, "completed")
         assert [event.data["seq"] for event in idle + rest] == list(range(1, len(idle + rest) + 1))

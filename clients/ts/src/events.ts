@@ -135,6 +135,7 @@ export interface ResultShape {
   readonly error: string | null;
   readonly messages: readonly MessageShape[];
   readonly output: unknown;
+  readonly receipt: Receipt | null;
   readonly response: string | null;
   readonly run_id: string;
   readonly state: Readonly<Record<string, unknown>>;
@@ -154,6 +155,39 @@ export interface MessageShape {
   readonly text: string;
   readonly tool_call_id: string | null;
   readonly tool_calls: readonly unknown[];
+}
+
+/** What a run and everything below it did, by the events of its log. */
+export interface Receipt {
+  readonly status: string;
+  readonly steps?: number;
+  readonly calls?: number;
+  readonly failed?: number;
+  readonly failures?: readonly Failure[];
+  readonly approvals?: readonly Approval[];
+  readonly limits?: readonly string[];
+  readonly files?: readonly string[];
+  readonly files_changed?: number;
+  readonly shell?: number;
+  readonly open_tasks?: number;
+  readonly children?: number;
+  readonly not_completed?: number;
+  readonly reported_by?: string | null;
+  readonly remote?: readonly string[];
+}
+
+/** A call that failed, was denied or was cancelled. */
+export interface Failure {
+  readonly tool: string;
+  readonly code: string;
+  readonly reason: string;
+}
+
+/** A human's answer to a call that waited. */
+export interface Approval {
+  readonly tool: string;
+  readonly answer: "answered" | "approved" | "cancelled" | "rejected";
+  readonly by: string;
 }
 
 /** `POST runs/{id}/cancel`: background tasks are stopped only with `tasks`; `grace` is in seconds. */
@@ -201,12 +235,19 @@ export interface RunStarted {
 /** One message of a conversation. */
 export interface Message {
   readonly role: Role;
-  readonly parts?: readonly (TextPart | ReasoningPart | ImagePart | FilePart | DataPart)[];
+  readonly parts?: readonly (TextPart | ReasoningPart | ImagePart | FilePart | DataPart | ReceiptPart)[];
   readonly tool_calls?: readonly ToolCall[];
   readonly tool_call_id?: string | null;
   readonly name?: string | null;
   readonly id?: string | null;
   readonly visibility?: Visibility;
+}
+
+/** The receipt of a sub-agent, behind its text. Only the runtime makes one; it is not in `Message.text`. */
+export interface ReceiptPart {
+  readonly type: "receipt";
+  readonly receipt: Receipt;
+  readonly task_id?: string;
 }
 
 /** One call the model asked for. `malformed` holds its argument text where that was no JSON object, or too deep or large. */
@@ -233,6 +274,7 @@ export interface RunFinished {
   readonly steps: number;
   readonly usage: Usage;
   readonly output: unknown;
+  readonly receipt: Receipt | null;
 }
 
 /** The status of a run. */
@@ -429,6 +471,7 @@ export interface Decision {
   readonly action: "answer" | "approve" | "cancel" | "reject" | "resume";
   readonly payload: unknown;
   readonly reason: string | null;
+  readonly by: string | null;
 }
 
 /** The persistent state a run begins with. */
@@ -638,6 +681,7 @@ export interface TreeShape {
   readonly notes: readonly string[];
   readonly ns: readonly string[];
   readonly open_message: OpenMessageShape | null;
+  readonly receipt: Receipt | null;
   readonly response: string | null;
   readonly run_id: string;
   readonly started_at: string | null;
@@ -699,6 +743,7 @@ export interface ChildShape {
   readonly notes: readonly string[];
   readonly ns: readonly string[];
   readonly parent_run_id: string;
+  readonly receipt: Receipt | null;
   readonly response: string | null;
   readonly run_id: string;
   readonly started_at: string | null;
@@ -798,6 +843,7 @@ export interface RemoteTask {
   readonly run_id: string;
   readonly seq: number;
   readonly open: boolean;
+  readonly receipt: Receipt | null;
 }
 
 /** `POST /tasks/{id}/cancel`: with `tasks`, its background tasks are stopped, too. */

@@ -8,6 +8,7 @@
 import type {
   CallShape,
   Message,
+  Receipt,
   RetinueEvent,
   RunStatus,
   SnapshotShape,
@@ -78,6 +79,8 @@ export interface RunNode {
   readonly termination: string;
   readonly error: string | null;
   readonly response: string | null;
+  /** What it did by the account of the runtime, once it has ended or waits. */
+  readonly receipt: Receipt | null;
   readonly notes: readonly string[];
   /** Times are in milliseconds since 1970, with fractions: questions stand in the order of these times. */
   readonly startedAt: number | null;
@@ -250,6 +253,7 @@ class Draft {
       termination: "",
       error: null,
       response: null,
+      receipt: null,
       notes: [],
       startedAt: millis(event.at),
       endedAt: null,
@@ -491,6 +495,7 @@ const READERS = {
       endedAt: millis(event.at),
       error: event.error,
       response: event.response,
+      receipt: event.receipt,
       wait: null,
     });
     const waits = !TERMINAL.has(event.status) && event.status !== "running";
@@ -552,6 +557,7 @@ function restoreRun(
     termination: shown.termination,
     error: shown.error,
     response: shown.response,
+    receipt: shown.receipt,
     notes: shown.notes,
     startedAt: parsed(shown.started_at),
     endedAt: parsed(shown.ended_at),
