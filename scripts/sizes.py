@@ -23,6 +23,8 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/runtime/runtime.py": "the public class; most of it is signatures and what they mean",
     "src/retinue/loop/execution.py": "one subject: a run that executes here, from its set-up to its end",
     "src/retinue/backends/local.py": "one subject: a child in this process, found again, started, run and ended",
+    "src/retinue/log/fold.py": "one fold: a function for each kind of row",
+    "src/retinue/backends/foreign.py": "one subject: a child on another backend, from its start to its end",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
 }
 
