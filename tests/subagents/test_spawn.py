@@ -298,7 +298,10 @@ session_id: sub-<2>
 status: error
 error: no answer after max_steps=2 steps: raise max_steps or give a smaller task
 reply so far:
-still going\
+still going
+Calls that it had finished:
+- look: seen
+- look: seen\
 """,
             """\
 agent_key: agent:cheap:<3>
@@ -350,7 +353,8 @@ async def test_a_child_spends_its_parents_budget_whatever_its_declaration_says(t
     agent = harness(tmp_path, spawn("r", "x"), child=lambda _: call("look"), tools=[look], subagents=[declared])
     result = await Runtime([agent]).run("boss", "go", limits=Limits(steps=5))
     error = "error: the limit on steps is reached: 4 of 5 used, and the model asked for more calls"
-    assert told(result) == [f"agent_key: agent:r:<1>\nagent_id: r\nsession_id: sub-<1>\nstatus: error\n{error}"]
+    done = "Calls that it had finished:\n- look: seen\n- look: seen"
+    assert told(result) == [f"agent_key: agent:r:<1>\nagent_id: r\nsession_id: sub-<1>\nstatus: error\n{error}\n{done}"]
     # One of the five is left to the parent, which answers with it.
     assert (len(stage(agent).of_parent), len(stage(agent).of_children)) == (2, 3)
 
