@@ -91,7 +91,13 @@ async def running(words: Sequence[str], environment: Mapping[str, str], folder: 
 
 
 def address(said: list[str]) -> str:
-    (found,) = [re.sub(r"//0\.0\.0\.0", "//127.0.0.1", word) for line in said for word in line.split() if "://" in word]
+    (found,) = [
+        re.sub(r"//0\.0\.0\.0", "//127.0.0.1", word)
+        for line in said
+        if not line.startswith("open ")
+        for word in line.split()
+        if "://" in word
+    ]
     return found
 
 

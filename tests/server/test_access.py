@@ -17,7 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from retinue import HarnessAgent, Runtime
 from retinue.errors import ConfigurationError, StoreError
 from retinue.models import ModelRequest
-from retinue.server import SCOPES, NoAuth, StoredTokens, TokenStore, create_app, sockets
+from retinue.server import SCOPES, NoAuth, StoredTokens, TokenStore, create_app, page, sockets
 from retinue.server.app import all_endpoints
 from retinue.server.http import Endpoint
 from retinue.storage.sql import SqlStore
@@ -29,7 +29,7 @@ from ..waiting import until
 from .agents import boss, speaker
 from .serving import Site, asking, listening
 
-OPEN = {"/healthz", "/ok", "/readyz"}
+OPEN = {"/healthz", "/ok", "/readyz", *(route.path for route in page.routes())}
 """The routes that anybody may use."""
 SOCKETS = ("/api/v1/runs/{run_id}/events", "/api/v1/threads/{thread_id}/events", "/api/v1/events")
 BODIES: dict[str, Any] = {
@@ -184,7 +184,7 @@ async def test_no_attempt_without_a_valid_token_succeeds(tmp_path: Path) -> None
             {"authorization": f"Basic {there.ann}"},
             {"authorization": f"Bearer {there.ann} "[:-6]},
             {"x-api-key": there.revoked},
-            {"cookie": f"retinue_session={there.revoked}"},
+            {"cookie": f"retinue_session_{there.url.rpartition(':')[2]}={there.ann}"},
             {"x-user": "ann"},
         ]
         for headers in attempts:

@@ -29,9 +29,10 @@ async def retinue(*words: str) -> str:
 async def test_a_folder_is_served_with_a_token_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "lamp.md").write_text("The lamp burns paraffin.\n")
     async with served(str(tmp_path), token=None) as server:
-        first, token, ready = server.lines
+        first, token, page, ready = server.lines
         assert first == f"serving assistant on {server.site.url}"
         assert (token.split()[0], ready) == ("token:", "ready")
+        assert page == f"open {server.site.url}/#token={token.split()[1]}"
         run = await server.site.start("assistant", "Where is paraffin?")
         assert "lamp.md:1" in (await server.site.result(run["run_id"]))["response"]
         async with as_user(server, None) as nobody:

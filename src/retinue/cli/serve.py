@@ -324,7 +324,7 @@ class _Server(NamedTuple):
         if args.json:
             print(json.dumps({"url": self.url, "token": shown, "agents": names}), flush=True)
             return
-        made = "" if shown is None else f"token: {shown}\n"
+        made = "" if shown is None else f"token: {shown}\nopen {self.url}/#token={shown}\n"
         if self.token is None and _asks_for_token(args):
             made = "tokens: those of the database; see retinue tokens\n"
         print(f"serving {', '.join(names)} on {self.url}\n{made}ready", flush=True)

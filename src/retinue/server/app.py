@@ -29,8 +29,8 @@ from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from ..subagents.harness import HarnessAgent, find_undivided
 from ..wire.shapes import UserShape
-from . import files, runs, sockets, tasks, threads
-from .auth import COOKIE, Auth, HasFirstUser, OneToken, StoredTokens, token_in
+from . import files, page, runs, sockets, tasks, threads
+from .auth import Auth, HasFirstUser, OneToken, StoredTokens, token_in
 from .compression import compress
 from .http import (
     ApiError,
@@ -47,6 +47,7 @@ from .http import (
 from .limits import UserLimits
 from .openapi import describe
 from .service import MAX_BODY, Service
+from .sessions import SECONDS, cookie_in, cookie_name
 
 if TYPE_CHECKING:
     from .a2a import Tasks
@@ -109,6 +110,7 @@ def create_app(
     routes: list[BaseRoute] = [_route(endpoint, service) for endpoint in all_endpoints()]
     routes += sockets.routes(service)
     routes += _open_routes(service)
+    routes += page.routes()
     a2a_tasks = None if a2a is None or find_spec("a2a") is None else _add_a2a(service, a2a, routes)
     middleware: list[Middleware] = []
     if hosts:
@@ -293,20 +295,27 @@ async def whoami(call: Call) -> Any:
 
 @endpoint("POST", "/api/v1/session", scope="none", status=201, returns=UserShape)
 async def begin_session(call: Call) -> Response:
-    """Begin a session of a page: its token comes back as a cookie."""
-    token = token_in(headers_of(call.request))
+    """Begin a session of a page with a token: its cookie holds for 30 days, without the scope `admin`, until its token or
+    `DELETE` ends it."""
+    headers = headers_of(call.request)
+    token = token_in(headers)
     response = json_response(await whoami(call), 201)
     if token is not None:
+        secret = await call.service.sessions.begin(call.user, token)
         secure = call.request.url.scheme == "https"
-        response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure, path="/")
+        name, age = cookie_name(headers), int(SECONDS)
+        response.set_cookie(name, secret, age, httponly=True, samesite="strict", secure=secure, path="/")
     return response
 
 
 @endpoint("DELETE", "/api/v1/session", scope="none", status=204)
 async def end_session(call: Call) -> Response:
     """End the session of a page."""
+    headers = headers_of(call.request)
+    if (secret := cookie_in(headers)) is not None:
+        await call.service.sessions.end(secret)
     response = Response(status_code=204)
-    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    response.delete_cookie(cookie_name(headers), path="/", httponly=True, samesite="strict")
     return response
 
 

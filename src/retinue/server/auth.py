@@ -18,7 +18,6 @@ from ..storage.sql import SqlStore
 SCOPES = ("read", "run", "answer", "admin")
 LOCAL = "local"
 """The user of a server with one token, or with none. Runs that were started without a user are its runs."""
-COOKIE = "retinue_session"
 MAX_USER = 200
 """Characters of the name of a user."""
 _PREFIX = "rtn_"
@@ -49,28 +48,11 @@ class HasFirstUser(Protocol):
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
-    """Return the token of a request: a bearer token, `x-api-key`, or the cookie of a page."""
-    return _sent_token(headers) or _cookie_token(headers)
-
-
-def uses_cookie(headers: Mapping[str, str]) -> bool:
-    """Return whether the token of a request is in the cookie, which a browser sends by itself."""
-    return _sent_token(headers) is None and _cookie_token(headers) is not None
-
-
-def _sent_token(headers: Mapping[str, str]) -> str | None:
+    """Return the token of a request: a bearer token or `x-api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     return headers.get("x-api-key") or None
-
-
-def _cookie_token(headers: Mapping[str, str]) -> str | None:
-    for pair in headers.get("cookie", "").split(";"):
-        name, _, value = pair.strip().partition("=")
-        if name == COOKIE and value:
-            return value
-    return None
 
 
 class NoAuth:
@@ -92,11 +74,11 @@ class OneToken:
     def __init__(self, token: str) -> None:
         if not token or not token.isascii() or any(sign.isspace() for sign in token):
             raise ConfigurationError("a token is at least one character, all ASCII and none of them white space")
-        self._hash = hash_token(token)
+        self.hash = hash_token(token)
 
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
         token = token_in(headers)
-        return User(LOCAL) if token is not None and hmac.compare_digest(hash_token(token), self._hash) else None
+        return User(LOCAL) if token is not None and hmac.compare_digest(hash_token(token), self.hash) else None
 
     async def first_user(self) -> str | None:
         return LOCAL
@@ -120,15 +102,15 @@ class StoredTokens:
     """The tokens of a database, beside one fixed token if given."""
 
     def __init__(self, store: SqlStore, also: OneToken | None = None) -> None:
-        self._tokens, self._also = TokenStore(store), also
+        self._tokens, self.also = TokenStore(store), also
         self._known: dict[str, tuple[float, User]] = {}
 
     async def first_user(self) -> str | None:
         """Return the user of the fixed token; without one, the user who had a token first."""
-        return LOCAL if self._also is not None else next(iter(await self._tokens.users()), None)
+        return LOCAL if self.also is not None else next(iter(await self._tokens.users()), None)
 
     async def user_of(self, headers: Mapping[str, str]) -> User | None:
-        if self._also is not None and (user := await self._also.user_of(headers)) is not None:
+        if self.also is not None and (user := await self.also.user_of(headers)) is not None:
             return user
         token = token_in(headers)
         if token is None:

@@ -24,7 +24,7 @@ async def compress(request: Request, response: Response) -> Response:
     if not isinstance(body, bytes) or len(body) < LEAST or not media.startswith(_MEDIA):
         return response
     response.headers.add_vary_header("accept-encoding")
-    if "content-encoding" in response.headers or not _takes_gzip(request.headers.get("accept-encoding", "")):
+    if "content-encoding" in response.headers or not takes_gzip(request.headers.get("accept-encoding", "")):
         return response
     if len(body) < _AT_ONCE:
         response.body = gzip.compress(body, _LEVEL)
@@ -35,7 +35,7 @@ async def compress(request: Request, response: Response) -> Response:
     return response
 
 
-def _takes_gzip(accepted: str) -> bool:
+def takes_gzip(accepted: str) -> bool:
     """Return whether a client takes gzip: it names it, with a quality above 0."""
     for one in accepted.split(","):
         name, *fields = [part.strip().lower() for part in one.split(";")]

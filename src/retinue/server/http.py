@@ -31,7 +31,8 @@ from ..core.errors import (
     UnknownAgent,
     UnknownRun,
 )
-from .auth import User, uses_cookie
+from .auth import User, token_in
+from .sessions import cookie_in
 from .shape_errors import explain
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def is_text(value: str) -> bool:
 async def admit(service: Service, headers: Mapping[str, str], scope: Scope) -> User:
     """Return the user of a request. Raise without credentials or the scope, after too many requests, or if the server is
     about to end."""
-    user = await service.auth.user_of(headers)
+    user = await service.user_of(headers)
     if user is None:
         advice = "send a valid token as `Authorization: Bearer …` or `x-api-key`"
         raise ApiError(401, "unauthorized", advice, {"www-authenticate": "Bearer"})
@@ -246,7 +247,7 @@ def check_scope(user: User, scope: Scope) -> None:
 async def still_allowed(service: Service, headers: Mapping[str, str], user: User, scope: Scope = "read") -> bool:
     """Return whether the reader of an open stream may still read. A database that cannot be asked revokes nothing."""
     try:
-        known = await service.auth.user_of(headers)
+        known = await service.user_of(headers)
     except StoreError:
         return True
     return known is not None and known.id == user.id and (scope == "none" or scope in known.scopes)
@@ -254,7 +255,8 @@ async def still_allowed(service: Service, headers: Mapping[str, str], user: User
 
 def check_origin(service: Service, headers: Mapping[str, str]) -> None:
     """Refuse requests from pages of other sites that carry our cookie, or that need no secret."""
-    by_cookie, origin = uses_cookie(headers), headers.get("origin")
+    by_cookie = token_in(headers) is None and cookie_in(headers) is not None
+    origin = headers.get("origin")
     if not by_cookie and (origin is None or not getattr(service.auth, "is_ambient", False)):
         return
     if origin is None or (origin not in service.origins and origin.partition("://")[2] != headers.get("host")):

@@ -58,7 +58,7 @@ def describe(endpoints: Iterable[Endpoint], open_paths: Mapping[str, str] | None
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-                "cookie": {"type": "apiKey", "in": "cookie", "name": "retinue_session"},
+                "cookie": {"type": "apiKey", "in": "cookie", "name": "retinue_session_<port>"},
             },
         },
     }

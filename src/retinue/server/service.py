@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,10 +15,11 @@ from ..core.errors import RetinueError
 from ..core.stores import RunRecord, ThreadRecord
 from ..runtime import Runtime
 from ..subagents.harness import find_undivided
-from .auth import LOCAL, Auth, HasFirstUser, User
+from .auth import LOCAL, Auth, HasFirstUser, User, token_in
 from .feeds import Feeds
 from .http import ApiError, not_found
 from .limits import UserLimits
+from .sessions import cookie_in, sessions_of
 
 T = TypeVar("T")
 MAX_BODY = 4_000_000
@@ -91,6 +92,7 @@ class Service:
         shared_files: bool = False,
     ) -> None:
         self.runtime, self.auth, self.limits, self.max_body, self.origins = runtime, auth, limits, max_body, origins
+        self.sessions = sessions_of(auth, runtime.store)
         self.shared_files = shared_files
         """True if users may share files that are not divided by user; else only one user works on them."""
         self.feeds, self.metrics = Feeds(runtime), Metrics()
@@ -101,6 +103,12 @@ class Service:
         """Set when the server is about to end: streams tell their readers to reconnect."""
         self._idle = asyncio.Event()
         self._jobs = Jobs(report=lambda problem: _log.warning("what a request had begun failed: %s", problem))
+
+    async def user_of(self, headers: Mapping[str, str]) -> User | None:
+        """Return the user of a request: that of its token, else of the session of its cookie, else the one `auth` names."""
+        secret = cookie_in(headers) if token_in(headers) is None else None
+        user = None if secret is None else await self.sessions.user_of(secret)
+        return user or await self.auth.user_of(headers)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work to its end, also after the request that started it is over."""

@@ -76,6 +76,9 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         PRIMARY KEY (space, folder, name))""",
         """CREATE TABLE tokens (token_id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL,
         scopes TEXT NOT NULL, made_at REAL NOT NULL, revoked_at REAL)""",
+        # Sessions of pages. `token_hash` is that of the token with which a session was begun.
+        """CREATE TABLE sessions (hash TEXT PRIMARY KEY, token_hash TEXT NOT NULL, user_id TEXT NOT NULL,
+        scopes TEXT NOT NULL, until REAL NOT NULL)""",
         """CREATE TABLE push_targets (run_id TEXT NOT NULL, config_id TEXT NOT NULL, body BLOB NOT NULL,
         sent INTEGER NOT NULL, is_open INTEGER NOT NULL, holder TEXT, held_until REAL NOT NULL,
         tries INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run_id, config_id))""",

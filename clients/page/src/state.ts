@@ -1,0 +1,257 @@
+/** The threads of the user, and the thread that the page shows. */
+
+import { computed, effect, signal } from "@preact/signals";
+import type { Event, Question, RunShape, SnapshotShape, ThreadShape } from "retinue-client";
+import { ApiError, get, list, post, segment, user } from "./api.ts";
+import { LiveRun } from "./live.ts";
+import { address, open, route } from "./route.ts";
+import * as socket from "./socket.ts";
+
+/** An agent that the page may start. */
+export interface Served {
+  readonly name: string;
+  readonly description: string;
+  readonly model: string | null;
+  readonly served?: boolean;
+}
+
+export const agents = signal<readonly Served[]>([]);
+
+// --- the list of threads
+
+export const threads = signal<readonly ThreadShape[]>([]);
+export const search = signal("");
+const ROOT_RUNS = 20;
+
+const time = (thread: ThreadShape): number => Date.parse(thread.used_at ?? "") || 0;
+
+function sorted(found: Iterable<ThreadShape>): ThreadShape[] {
+  return [...found].sort((a, b) => time(b) - time(a));
+}
+
+async function loadThreads(): Promise<void> {
+  const query = search.value ? `&q=${segment(search.value.slice(0, 200))}` : "";
+  const asked = search.value;
+  const found = await list<ThreadShape>(`api/v1/threads?limit=100${query}`);
+  if (asked === search.value) threads.value = sorted(found);
+}
+
+function changeThread(changed: ThreadShape): void {
+  if (search.value && !changed.title.toLowerCase().includes(search.value.toLowerCase())) return;
+  const others = threads.value.filter((one) => one.thread_id !== changed.thread_id);
+  threads.value = sorted([changed, ...others]);
+  const shown = conversation.value;
+  if (shown?.threadId === changed.thread_id) void shown.update(changed);
+}
+
+// --- one thread
+
+export class Conversation {
+  /** Its root runs, the oldest first. */
+  readonly runs = signal<readonly LiveRun[]>([]);
+  readonly title = signal("");
+  readonly state = signal<"loading" | "shown" | "missing">("loading");
+  /** True if it has older runs, which are not loaded. */
+  readonly hasOlder = signal(false);
+  readonly questions = computed(() => this.runs.value.flatMap((run) => run.questions.value));
+  /** The newest root run. */
+  readonly newest = computed(() => this.runs.value.at(-1));
+  private oldest: string | null = null;
+  private closed = false;
+
+  constructor(readonly threadId: string) {}
+
+  async load(): Promise<void> {
+    try {
+      const thread = await get<ThreadShape>(`api/v1/threads/${segment(this.threadId)}`);
+      this.title.value = thread.title;
+      await this.loadRuns();
+      this.state.value = "shown";
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404) this.state.value = "missing";
+      else if (!this.closed) window.setTimeout(() => void this.load(), 2000);
+    }
+  }
+
+  close(): void {
+    this.closed = true;
+    for (const run of this.runs.value) socket.unsubscribe(run.runId);
+  }
+
+  /** Take over what the list of threads says, and look for runs that have begun elsewhere. */
+  async update(thread: ThreadShape): Promise<void> {
+    this.title.value = thread.title;
+    if (this.state.value === "shown") await this.loadRuns().catch(() => undefined);
+  }
+
+  /** Load the runs that are not known yet, each with its snapshot. */
+  async loadRuns(): Promise<void> {
+    const path = `api/v1/runs?thread_id=${segment(this.threadId)}&limit=${ROOT_RUNS}`;
+    const page = await get<{ items: RunShape[]; next_cursor: string | null }>(path);
+    if (this.oldest === null) {
+      this.oldest = page.next_cursor;
+      this.hasOlder.value = page.next_cursor !== null;
+    }
+    await this.add(page.items);
+  }
+
+  async loadOlder(): Promise<void> {
+    if (this.oldest === null) return;
+    const path = `api/v1/runs?thread_id=${segment(this.threadId)}&limit=${ROOT_RUNS}`;
+    const cursor = `&cursor=${segment(this.oldest)}`;
+    const page = await get<{ items: RunShape[]; next_cursor: string | null }>(path + cursor);
+    this.oldest = page.next_cursor;
+    this.hasOlder.value = page.next_cursor !== null;
+    await this.add(page.items);
+  }
+
+  private async add(shapes: readonly RunShape[]): Promise<void> {
+    const known = new Set(this.runs.value.map((run) => run.runId));
+    const fresh = shapes
+      .filter((shape) => shape.parent_run_id === null && !known.has(shape.run_id))
+      .map((shape) => {
+        const startedAt = shape.started_at === null ? null : Date.parse(shape.started_at);
+        return new LiveRun(shape.run_id, shape.agent, shape.status, startedAt);
+      });
+    if (fresh.length === 0) return;
+    await Promise.all(fresh.map((run) => this.begin(run)));
+    if (this.closed) return;
+    const present = new Set(this.runs.value.map((run) => run.runId));
+    const all = [...this.runs.value, ...fresh.filter((run) => !present.has(run.runId))];
+    this.runs.value = all.sort((a, b) => (a.startedAt ?? 0) - (b.startedAt ?? 0));
+    for (const run of fresh) if (!present.has(run.runId)) this.follow(run);
+  }
+
+  private async begin(run: LiveRun): Promise<void> {
+    run.load(await get<SnapshotShape>(`api/v1/runs/${segment(run.runId)}/snapshot`));
+  }
+
+  private follow(run: LiveRun): void {
+    socket.subscribe(run.runId, {
+      request: () =>
+        run.tree.seq > 0 ? { run_id: run.runId, after: run.tree.seq } : { run_id: run.runId },
+      receive: (message) => {
+        if (message.event !== undefined) run.receive(message.event as Event);
+        if (message.ended) {
+          run.ended = true;
+          socket.unsubscribe(run.runId);
+        }
+        if (message.error !== undefined) void this.reload(run);
+      },
+    });
+  }
+
+  /** Start again from the snapshot: the log is another one, or was pruned. */
+  private async reload(run: LiveRun): Promise<void> {
+    socket.unsubscribe(run.runId);
+    try {
+      await this.begin(run);
+      window.setTimeout(() => !this.closed && this.follow(run), 1000);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404) this.state.value = "missing";
+      else window.setTimeout(() => !this.closed && void this.reload(run), 2000);
+    }
+  }
+
+  /** Return the root run that has a run, and that run's id. */
+  find(runId: string): LiveRun | undefined {
+    return this.runs.value.find((run) => run.runId === runId || run.tree.runs.has(runId));
+  }
+}
+
+/** Return the input of a run that waits in the queue of its thread. */
+export async function inputOf(runId: string): Promise<{ id: string; text: string } | null> {
+  const threadId = conversation.value?.threadId;
+  if (threadId === undefined) return null;
+  const path = `api/v1/threads/${segment(threadId)}/messages?limit=1000`;
+  const messages = await list<{ id: string | null; text: string }>(path).catch(() => []);
+  const found = messages.find((one) => one.id?.startsWith(`${runId}-m`));
+  return found === undefined ? null : { id: found.id ?? "", text: found.text };
+}
+
+export const conversation = signal<Conversation | null>(null);
+
+effect(() => {
+  const { threadId } = route.value;
+  const known = conversation.peek();
+  if (!user.value || threadId === known?.threadId) return;
+  known?.close();
+  const next = threadId === null ? null : new Conversation(threadId);
+  conversation.value = next;
+  void next?.load();
+});
+
+// --- what the user does
+
+/** Start a run and show its thread. */
+export async function start(
+  agent: string,
+  input: string,
+  threadId: string | null,
+  options: object = {},
+): Promise<void> {
+  const body = { agent, input, ...(threadId === null ? {} : { thread_id: threadId }), ...options };
+  const run = await post<{ run_id: string; thread_id: string }>("api/v1/runs", body);
+  const shown = conversation.value;
+  if (shown?.threadId === run.thread_id) await shown.loadRuns();
+  else open(address(run.thread_id));
+}
+
+/** Send a message to an agent at work. */
+export async function steer(rootId: string, ns: readonly string[], input: string): Promise<void> {
+  const body = { input, ...(ns.length > 0 ? { ns: ns.join("|") } : {}) };
+  await post(`api/v1/runs/${segment(rootId)}/messages`, body);
+}
+
+export async function stop(rootId: string, ns: readonly string[], options: object): Promise<void> {
+  const body = { reason: "stopped on the page", ...options };
+  const part = ns.length > 0 ? { ns: ns.join("|") } : {};
+  await post(`api/v1/runs/${segment(rootId)}/cancel`, { ...body, ...part });
+}
+
+/** Continue a conversation from one of its messages, on a new thread. */
+export async function fork(runId: string, messageId: string, input: string): Promise<void> {
+  const body = { message_id: messageId, ...(input ? { input } : {}) };
+  const run = await post<{ thread_id: string }>(`api/v1/runs/${segment(runId)}/fork`, body);
+  open(address(run.thread_id));
+}
+
+export async function answer(question: Question, decision: object): Promise<void> {
+  const decisions = { [question.path]: decision };
+  await post(`api/v1/runs/${segment(question.answerTo)}/decisions`, { decisions });
+}
+
+// --- beginning and end
+
+let timer = 0;
+
+effect(() => {
+  void search.value;
+  clearTimeout(timer);
+  if (user.value) timer = window.setTimeout(() => void loadThreads().catch(() => undefined), 150);
+});
+
+effect(() => {
+  if (!user.value) {
+    socket.disconnect();
+    conversation.peek()?.close();
+    conversation.value = null;
+    threads.value = [];
+    agents.value = [];
+    search.value = "";
+    return;
+  }
+  socket.subscribe("threads", {
+    request: () => ({}),
+    receive: (message) => {
+      if (message.caught_up) void loadThreads().catch(() => undefined);
+      const changed = message["thread_updated"] as ThreadShape | undefined;
+      if (changed !== undefined) changeThread(changed);
+    },
+  });
+  socket.connect();
+  void list<Served>("api/v1/agents").then((found) => {
+    const served = found.filter((one) => one.served !== false);
+    agents.value = served;
+  });
+});
