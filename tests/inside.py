@@ -44,7 +44,9 @@ def owned_runs(runtime: Runtime) -> list[Any]:
 
 async def log_of(run: Run) -> Any:
     """Return the log behind the handle of a run that has begun."""
-    return (await run._open())[0]
+    opened = await run._open()
+    assert opened is not None
+    return opened[0]
 
 
 def local_backend(runtime: Runtime) -> Any:
@@ -101,15 +103,15 @@ def refuse_new_runs(runtime: Runtime) -> None:
 
 def result_in_memory(runtime: Runtime, run_id: str) -> RunResult | None:
     """Return the result of a run or child whose log is in the memory of this process."""
-    log = runtime._runs.log_with(run_id)
-    return None if log is None else log.results.get(run_id)
+    run = runtime._runs.run_with(run_id)
+    return None if run is None else run.log.results.get(run_id)
 
 
 async def continue_in_memory(runtime: Runtime, rows: list[LogRow], tree: LogState, run_id: str) -> LiveLog:
     """Continue a run from the rows of its log and their fold, in a runtime without a store; return its log."""
     from retinue.core.stores import RunRecord
-    from retinue.runtime.inbox import restored
     from retinue.runtime.live import LiveRun
+    from retinue.runtime.stored_start import restored
 
     runs, state, log = runtime._runs, tree.runs[run_id], LiveLog((), tree)
     log.first, log.events = 0, [row.event for row in rows if row.event is not None]
@@ -189,10 +191,9 @@ async def events_to_rest(runtime: Runtime, run_id: str) -> list[Event]:
 
 
 async def rest_of_last_leg(runtime: Runtime, run_id: str) -> list[Event]:
-    """Return what a handle of a run's last leg, which another process took, gives after the end of the leg."""
-    runs: Any = runtime._runs
-    log, first = await runs.elsewhere._last_leg(await runs.record(run_id))
-    *_, last = [event async for event in read_until(log.read(first), leg_of(run_id))]
+    """Return what a reader of a stored log, which another process writes, gives after the end of the last leg."""
+    log = runtime._runs.stored_log(run_id)
+    *_, last = [event async for event in read_until(log.read(), leg_of(run_id))]
     reader = log.read(last.seq)
     return [event async for event in read_until(reader, idle=reader.rests)]
 

@@ -25,6 +25,7 @@ from retinue import (
     tool,
 )
 from retinue.core.events import RunFinished
+from retinue.core.stores import DurableStore
 from retinue.errors import OwnershipLost
 from retinue.testing import ScriptedModel, call, say
 
@@ -301,3 +302,45 @@ async def test_what_another_runtime_works_on_is_not_taken_from_it(url: str, tmp_
         assert (await second.result(run_id)).status is RunStatus.COMPLETED
         assert (await job).status is RunStatus.COMPLETED
     assert json.loads(json.dumps(file.read_text())) == "ann\n"
+
+
+HEARTBEAT = {"wishes", "renew"}
+"""The calls of the owner's heartbeat, which come as time passes."""
+
+
+async def test_an_answer_from_another_process_costs_few_calls_to_the_store(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def build() -> list[Agent]:
+        def turn(request: Any) -> Any:
+            return say("done") if request.messages[-1].role == "tool" else call("pay", {"to": "ann"}, id="c1")
+
+        return [Agent("a", ScriptedModel(turn), tools=[asking(ran)])]
+
+    run_id = await suspended(url, build, expect={"c1"})
+    async with Runtime.open(url, build(), recover=False) as runtime:
+        calls = counted(runtime.store, monkeypatch)
+        result = await runtime.resume(run_id, {"c1": yes()})
+        made = [name for name in calls if name not in HEARTBEAT]
+    assert result.response == "done"
+    assert len(made) <= 10, made
+    assert {"put_wish", "claim", "read_log", "write"} <= {*made}, "it counts"
+
+
+def counted(store: Any, patch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the methods of a store as they are called."""
+    calls: list[str] = []
+
+    def count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return method(*args, **options)
+
+        return counting
+
+    for name in dir(DurableStore):
+        if not name.startswith("_") and callable(method := getattr(store, name)):
+            patch.setattr(store, name, count(name, method))
+    return calls

@@ -459,6 +459,7 @@ async def test_wishes_of_a_dead_process_are_heard_by_the_next_owner_in_order(des
         desk.let_tasks_end()
         await released(first, run_id)
         store: Any = first.store
+        asked_at = await store.last_event(run_id)
         first_answer, second_answer = Decision.resume("yes"), Decision.cancel("no")
         for number, decisions in enumerate(
             ({"p-ann": first_answer}, {"p-ann": second_answer}, {"p-ann": first_answer}, {"p-bob": first_answer})
@@ -474,7 +475,7 @@ async def test_wishes_of_a_dead_process_are_heard_by_the_next_owner_in_order(des
 
         await until(is_heard)
         said = [json.loads(await store.reply_to(run_id, f"wish_{number}")) for number in range(4)]
-        assert (said[0], said[2]) == ({}, {}), "the first counts, and saying it again changes nothing"
+        assert said[0] == said[2] == {"place": asked_at}, "the first counts, and saying it again changes nothing"
         assert "waits for nothing" in said[1]["refused"]
         assert "waits for nothing" in said[3]["refused"]
         assert json.loads(await store.reply_to(run_id, "odd"))["refused"]
@@ -495,7 +496,8 @@ async def test_an_owner_that_dies_leaves_its_inbox_to_the_next(desk: Desk) -> No
         assert await desk.task_ended(next_one, run_id) == TaskStatus.COMPLETED
         assert (await next_one.result(run_id)).status is RunStatus.COMPLETED
         store = next_one.store
-        assert [await store.reply_to(run_id, name) for name in ("wish_1", "wish_2")] == [b"{}", b"{}"]
+        replies = [json.loads(await store.reply_to(run_id, name)) for name in ("wish_1", "wish_2")]
+        assert [list(reply) for reply in replies] == [["place"], ["place"]]
     assert sorted(desk.done) == ["paid ann", "paid bob"]
 
 

@@ -132,21 +132,25 @@ class LocalBackground:
             raise ExecutionBackendError(run_id, "the run that started it is not there any more")
         return await self._backend.give_up(x, agent, run_id, reason)
 
-    async def answer(self, log: LiveLog, run_id: str, decisions: Mapping[str, Decision]) -> None:
-        """Answer a suspended background child; raise DecisionRefused if it does not wait. Idempotent for the same decision."""
+    def accept(self, log: LiveLog, run_id: str, decisions: Mapping[str, Decision]) -> RunRecord | None:
+        """Start a leg of a suspended background child; it continues with `go_on`, once the record returned is stored.
+
+        Return None if the decisions were accepted before. Raise DecisionRefused if the child does not wait for them.
+        """
         child = log.tree.runs.get(run_id)
         if child is None or not child.request.detached:
             raise DecisionRefused(f"run {run_id!r} waits for nothing")
         answers = match_decisions(log.tree, child, decisions)
         if not answers:
-            return
-        answer = self._answer(run_id)
-        if answer.done():
+            return None
+        if self._answer(run_id).done():
             raise DecisionRefused(f"run {run_id!r} is about to end, it waits for nothing")
         start_leg(log, child, tuple(answers))
-        if log.writer is not None:
-            record = RunRecord(identity=child.identity, started_at=child.since, log_id=log.writer.log_id)
-            await log.writer.settle(runs=(record,))
+        return RunRecord(identity=child.identity, started_at=child.since, log_id=log.log_id)
+
+    def go_on(self, run_id: str) -> None:
+        """Continue a background child whose answer is stored."""
+        answer = self._answer(run_id)
         if not answer.done():
             answer.set_result(True)
 

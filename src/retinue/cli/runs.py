@@ -59,7 +59,8 @@ async def show_run(args: argparse.Namespace) -> int:
             tree(event)
         ended_at = (await store.ends_of([args.run_id])).get(args.run_id)
         is_free = record.result is None and args.run_id not in await owned_logs(store)
-        is_placed = await store.engine_of(args.run_id) is not None
+        facts = await store.facts_of(args.run_id)
+        is_placed = facts is not None and facts.engine is not None
         is_orphaned = is_free and not is_placed
     if args.json:
         shown = tree_json(tree.root) if tree.root is not None else None

@@ -304,7 +304,8 @@ async def _runtime_for(
     store: SqlStore, url: str, root: RunRecord, args: argparse.Namespace, consent: Consent | None = None
 ) -> Runtime:
     """Return a runtime that reaches a run: one without agents where another process owns it."""
-    if (engine := await store.engine_of(root.identity.run_id)) is not None:
+    facts = await store.facts_of(root.identity.run_id)
+    if facts is not None and (engine := facts.engine) is not None:
         if args.engine is None and engine != "postgres":
             where = f"--engine {engine}://host:port/namespace"
             raise ConfigurationError(f"workers of engine {engine!r} do this run: name it with {where}")

@@ -59,7 +59,7 @@ class RemoteRuns:
 
     def start(self, request: Request, *, watch: bool) -> RemoteRun[Any]:
         """Send a request at once; with `watch`, read the events of its run."""
-        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
 
         async def work() -> RunResult[Any]:
             try:

@@ -217,7 +217,16 @@ class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The log of the parent of a placed child."""
 
 
-WishKind = Literal["decide", "cancel", "cancel_task", "grant"]
+class RunFacts(Struct, frozen=True):
+    """A run, with the owner and the engine of its log."""
+
+    record: RunRecord
+    owner: str | None = None
+    engine: str | None = None
+    """The engine that schedules the log: only its workers claim it."""
+
+
+WishKind = Literal["decide", "cancel", "cancel_run", "cancel_task", "grant"]
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -439,8 +448,8 @@ class DurableStore(Store, EventStore, Protocol):
 
     async def owner_of(self, log_id: str) -> str | None: ...
 
-    async def engine_of(self, log_id: str) -> str | None:
-        """Return the engine that schedules a log; None if there is none."""
+    async def facts_of(self, run_id: str) -> RunFacts | None:
+        """Return a run, with who owns and who schedules its log, as they are at one moment; None if there is no such run."""
         ...
 
     async def renew(self, owner: str, lease: float) -> set[str]:

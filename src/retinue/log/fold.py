@@ -210,6 +210,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
             _join(run, message)
     tree.open[event.run_id] = run
     run.leg += 1
+    run.leg_from = event.seq - 1
     run.status, run.ending, run.has_fatal_error, run.since = RUNNING, None, False, event.at
     for answer in p.answers:
         known = run.decided.get(answer.decision.id, ())

@@ -123,6 +123,11 @@ class LiveLog:
         self.watched = bool(self._sinks) or writer is not None
         """True if the writer, a sink or a reader must get the next event at once."""
 
+    @property
+    def log_id(self) -> str:
+        """The id of its root run."""
+        return next(iter(self.tree.runs), "") if self.writer is None else self.writer.log_id
+
     def leave_thread(self, identity: RunIdentity) -> None:
         """Note that a child has ended or did not start: its held thread is released when the leg or the log ends."""
         if self.held_threads.get(identity.thread_id) == identity.run_id:

@@ -17,7 +17,7 @@ from ..core.concurrency import keep_doing, wait_for_first
 from ..core.processes import boot_seconds as _now
 from ..core.processes import has_process_ended, process_identity
 from ..core.runs import unique
-from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, Wish
+from ..core.stores import LEGS, WISHES, DurableStore, OpenLog, RunFacts, Wish
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Owned(Protocol):
     def writer(self) -> Lease | None: ...
 
     def receive(self, wish: Wish) -> object:
-        """Carry out a wish, or refuse it, soon."""
+        """Carry out a wish once, or refuse it, soon. A wish comes again until its reply is stored."""
         ...
 
     def lose(self) -> object:
@@ -63,7 +63,6 @@ class Owner:
         self.store, self.lease = store, lease
         self.id = f"{process_identity()}/{unique()}"
         self.logs: dict[str, Owned] = {}
-        self._seen_wishes: set[tuple[str, str]] = set()
         self._suspects: dict[str, tuple[OpenLog, float]] = {}
         """Logs whose leases cannot be compared with our clock, and since when they have not changed."""
         self._strays: dict[str, float] = {}
@@ -105,14 +104,17 @@ class Owner:
 
     def remove(self, log_id: str) -> None:
         self.logs.pop(log_id, None)
-        self._seen_wishes = {seen for seen in self._seen_wishes if seen[0] != log_id}
 
-    async def claim(self, log_id: str, log: OpenLog | None = None) -> int | None:
-        """Become the owner of a log that is free, or whose owner is gone; return the new epoch, or None if refused."""
+    async def claim(self, log_id: str, log: OpenLog | None = None, facts: RunFacts | None = None) -> int | None:
+        """Become the owner of a log that is free, or whose owner is gone; return the new epoch, or None if refused.
+
+        `log` or `facts` is what the store has just said of it.
+        """
         if self.is_leaving:
             return None
         self.register()
-        owner = await self.store.owner_of(log_id) if log is None else log.owner
+        known = log or facts
+        owner = await self.store.owner_of(log_id) if known is None else known.owner
         is_stray = log is not None and owner == self.id and log_id not in self.logs
         gone = owner if owner is not None and (is_stray or is_gone(owner)) else None
         seen = None
@@ -210,16 +212,8 @@ class Owner:
             await self._renew()
         for wish in await self.store.wishes(self.id):
             run = self.logs.get(wish.log_id)
-            if run is not None and self.is_new(wish):
+            if run is not None:
                 run.receive(wish)
-
-    def is_new(self, wish: Wish) -> bool:
-        """Return whether a wish is seen for the first time, and remember it."""
-        key = (wish.log_id, wish.wish_id)
-        if key in self._seen_wishes:
-            return False
-        self._seen_wishes.add(key)
-        return True
 
     async def _renew(self) -> None:
         began, mine = _now(), dict(self.logs)

@@ -159,6 +159,8 @@ class RunState:
     """The agents that took the run over, in order."""
     status: RunStatus = RunStatus.RUNNING
     leg: int = 0
+    leg_from: int = 0
+    """The number of the last event before its present or last leg."""
     ending: Ending | None = None
     """The ending that was decided, until the run has ended."""
     has_fatal_error: bool = False

@@ -187,13 +187,13 @@ def _fresh(run: RunState, decisions: Mapping[str, Decision]) -> dict[str, Decisi
 
 def encode_decisions(given: Mapping[str, Decision]) -> bytes:
     """Return decisions in their stored form; raise DecisionRefused if they have none."""
-    return to_json_bytes(_checked_decisions(given))
+    return to_json_bytes(checked_decisions(given))
 
 
 _METHODS = "approve(), .reject(message), .answer(value), .resume(payload) or .cancel(reason)"
 
 
-def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
+def checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
     """Return decisions with clean text and JSON values only; raise DecisionRefused if they are invalid."""
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DecisionRefused(f"decisions are given as {{call id: Decision}}, not as {shown(given)}")
@@ -213,7 +213,7 @@ def _checked_decisions(given: Mapping[str, Decision]) -> dict[str, Decision]:
 
 def match_decisions(tree: LogState, run: RunState, given: Mapping[str, Decision]) -> list[Answer]:
     """Return the new decisions, each with its call. Decisions that were accepted before are left out (idempotent)."""
-    fresh = _fresh(run, _checked_decisions(given))
+    fresh = _fresh(run, checked_decisions(given))
     if not fresh:
         return []
     if not run.waits:

@@ -27,8 +27,8 @@ from ..storage.depths import unserved
 from ..storage.legs import Workers
 from ..storage.schedules import Schedules, next_time
 from ..storage.sql import SqlStore
-from .inbox import encode_start
 from .run import Opened, Run
+from .stored_start import encode_start
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -194,7 +194,7 @@ class Dispatcher:
     def handle(self, record: RunRecord, beginning: asyncio.Task[None] | None = None) -> Run[Any]:
         """Return a handle of a run, which was started before or (`beginning`) is being started."""
         identity = record.identity
-        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
 
         async def work() -> RunResult[Any]:
             if beginning is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,34 +17,31 @@ from msgspec.structs import replace
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.concurrency import GRACE, join, run_together, running
-from ..core.decisions import Decision
+from ..core.content import id_problem
 from ..core.engine import Engine, FirstLeg
 from ..core.errors import (
     ConfigurationError,
-    DecisionRefused,
     RetinueError,
     RunElsewhere,
     RuntimeClosed,
     StoreError,
     UnknownAgent,
+    UnknownRun,
 )
 from ..core.events import RunStarted, ToolCallResumed
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult
-from ..core.stores import OpenLog, RunRecord, StoredLog, Wish
-from ..log.ask import Refusal, decode_reply, encode_cancel, make_wish, read_cancel
+from ..core.stores import OpenLog, RunFacts, RunRecord, StoredLog, Wish
+from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, decode_reply, make_wish, read_cancel
 from ..log.fold import fold_all
 from ..log.owned import LogWriter
 from ..log.ownership import Owner, is_gone
 from ..log.state import LogState, RunState
-from ..loop.tickets import encode_decisions
-from .inbox import NoModel, StoredStart, decode_start, restored
 from .live import LiveRun
-from .reading import StoredEvents
-from .run import Opened
+from .stored_start import NoModel, StoredStart, decode_start, restored
 
 if TYPE_CHECKING:
-    from .runs import Accepted, LocalRuns
+    from .runs import LocalRuns
 
 _log = logging.getLogger(__name__)
 
@@ -115,28 +112,26 @@ class Elsewhere:
 
     async def load(self, run_id: str) -> LiveRun | None:
         """Continue a run whose process has ended, or its background tasks; None if there is nothing to continue."""
-        record = await self._runs.record(run_id)
-        if record.has_ended:  # its log keeps its owner while tasks are left
-            has_tasks = await self._store.owner_of(run_id) is not None
-            return await self.claim(run_id, record) if has_tasks else None
-        claimed = await self.claim(run_id, record)
+        facts = await self._facts(run_id)
+        if facts.record.has_ended:  # its log keeps its owner while tasks are left
+            return None if facts.owner is None else await self.claim(run_id, facts)
+        claimed = await self.claim(run_id, facts)
         if claimed is None:
             raise RunElsewhere(run_id, await self._store.owner_of(run_id) or "another process")
         return claimed
 
-    async def claim(self, log_id: str, record: RunRecord, *, to_cancel: bool = False) -> LiveRun | None:
+    async def claim(self, log_id: str, facts: RunFacts, *, to_cancel: bool = False) -> LiveRun | None:
         """Claim a log and continue its run; None if another process owns it or an engine schedules it.
 
         Raises UnknownAgent if this process does not have the agent. A cancel does not need it.
         """
-        if not to_cancel and await self._store.engine_of(log_id) is not None:
+        if not to_cancel and facts.engine is not None:
             return None
-        owner = await self._store.owner_of(log_id)
-        if record.identity.agent not in self._runs.registry.agents and not to_cancel:
-            if owner is not None and not is_gone(owner):
+        if facts.record.identity.agent not in self._runs.registry.agents and not to_cancel:
+            if facts.owner is not None and not is_gone(facts.owner):
                 return None
-            self._require_agent(record)
-        epoch = await self.owner.claim(log_id)
+            self._require_agent(facts.record)
+        epoch = await self.owner.claim(log_id, facts=facts)
         return None if epoch is None else await self.take_over(log_id, epoch)
 
     async def take_over(self, log_id: str, epoch: int, first: FirstLeg | None = None) -> LiveRun:
@@ -241,133 +236,122 @@ class Elsewhere:
         if (above := run.request.above) is not None:
             from .placed import make_widen
 
-            run.log.widen = make_widen(run, above, self)
+            run.log.widen = make_widen(run, above)
         return run
 
     async def _deliver(self, run: LiveRun, wishes: Sequence[Wish]) -> None:
         """Carry out the wishes in the inbox. Each has begun on return: a result that is asked for next comes after it."""
         for wish in wishes:
-            if self.owner.is_new(wish):
-                run.receive(wish)
+            run.receive(wish)
         await asyncio.sleep(0)
 
     # --- reaching their owners
 
-    async def answer(self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted | None) -> RunResult:
-        """Answer a suspended run, and return its next result."""
-        record, refused = await self._runs.record(run_id), ""
-        is_new = not record.has_ended
-        if is_new:
-            if record.log_id == run_id and record.identity.parent_run_id is not None:
-                raise DecisionRefused(f"run {run_id!r} was placed for another run: answer that one, or its root")
-            refused = await self._decide(record, decisions)
-            record = await self._runs.record(run_id)
-        if not is_new or (refused and record.has_ended):
-            await self._check_answered(record, decisions)
-        elif refused:
-            raise DecisionRefused(refused)
-        if accepted is not None:
-            accepted(record, await self._last_leg(record))
-        return await self._wait_for_end(record)
+    async def ask(self, run_id: str, command: Command, *, of_parent: bool) -> tuple[Reply, LiveRun | None]:
+        """Put a command into the inbox of the log of a run, and return the reply of the owner; if there is no owner, claim
+        the log. Also return the run, if this process works on it."""
+        facts = await self._facts(run_id)
+        record, log_id = facts.record, facts.record.log_id or run_id
+        if isinstance(command, Decide):
+            if record.has_ended:
+                return await self._accepted_before(record, command), None
+            if log_id == run_id and record.identity.parent_run_id is not None and not of_parent:
+                return Reply(f"run {run_id!r} was placed for another run: answer that one, or its root"), None
+        elif isinstance(command, Cancel) and record.has_ended and not command.tasks:
+            return Reply(), None
+        reply, run = await self._put(facts if log_id == run_id else await self._facts(log_id), command)
+        if reply.refused and run is None and isinstance(command, Decide):
+            record = (await self._facts(run_id)).record
+            if record.has_ended:  # meanwhile
+                reply = await self._accepted_before(record, command)
+        return reply, run
 
-    async def decide(self, run_id: str, decisions: Mapping[str, Decision]) -> str:
-        """Pass decisions on to a placed run and return why they are refused, without waiting for its next result."""
-        refused = await self._decide(await self._runs.record(run_id), decisions)
-        return "" if refused and (await self._runs.record(run_id)).has_ended else refused
-
-    async def _decide(self, record: RunRecord, decisions: Mapping[str, Decision]) -> str:
-        wish = make_wish(record.log_id, record.identity.run_id, "decide", encode_decisions(decisions))
-        return (await self._ask(record, wish, PATIENCE)).refused
-
-    async def ask(self, wish: Wish) -> Refusal:
-        """Put a wish into the inbox of a log that another process owns, and wait for the reply."""
-        return await self._ask(await self._runs.record(wish.log_id), wish, float("inf"))
-
-    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
-        """Ask the owner of a run to stop it; if the run has no owner, claim and stop it here."""
-        record = await self._runs.record(run_id)
-        if record.log_id != run_id:
-            raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
-        if not record.has_ended or tasks:
-            wish = make_wish(run_id, run_id, "cancel", encode_cancel(reason, grace, tasks))
-            await self._ask(record, wish, grace + LATER)
-        return await self._runs.result(run_id)
-
-    async def cancel_task(self, run_id: str, task_id: str) -> str:
-        """Ask the owner of a log to stop a background task; return the reason if that is refused."""
-        record = await self._runs.record(run_id)
-        wish = make_wish(record.log_id, task_id, "cancel_task")
-        return (await self._ask(record, wish, GRACE + LATER)).refused
-
-    async def _ask(self, record: RunRecord, wish: Wish, patience: float) -> Refusal:
-        """Put a wish into an inbox and return the owner's reply. If the log has no owner, claim it."""
-        store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
-        root = record if wish.log_id == record.identity.run_id else await runs.record(wish.log_id)
-        owner, engine = await store.owner_of(wish.log_id), await self._engine_of(wish.log_id)
-        if wish.kind == "decide" and engine is None and (owner is None or is_gone(owner)):
-            self._require_agent(root)  # no owner would read it: raise before anything is stored
-        await store.put_wish(wish)
-        if engine is not None and wish.kind != "grant":  # the parent that grants is running
-            await (engine.cancel if wish.kind == "cancel" else engine.answer)(wish.log_id)
+    async def _put(self, root: RunFacts, command: Command) -> tuple[Reply, LiveRun | None]:
+        """Store a command for the owner of a log, and return the reply."""
+        log_id = root.record.identity.run_id
+        engine = self._engine_of(log_id, root)
+        is_free = engine is None and (root.owner is None or is_gone(root.owner))
+        if is_free and isinstance(command, Decide):
+            self._require_agent(root.record)  # no owner would read it: raise before anything is stored
+        wish = make_wish(log_id, command)
+        await self._store.put_wish(wish)
+        if engine is not None and not isinstance(command, WidenGrant):  # the parent that grants is running
+            await (engine.cancel if wish.kind == "cancel" else engine.answer)(log_id)
+        if is_free and (run := await self._claim_to_reply(wish, root)) is not None:
+            if (reply := await run.inbox.deliver(wish)) is not None:
+                return reply, run
         # A worker reads it when it gets the leg, so there is no time limit.
-        end = now() + patience if engine is None or wish.kind == "cancel" else float("inf")
-        with store.watch(wish.log_id) as watch:
+        is_patient = engine is not None and not isinstance(command, Cancel)
+        return await self._wait_for_reply(wish, float("inf") if is_patient else _patience(command))
+
+    async def _wait_for_reply(self, wish: Wish, patience: float) -> tuple[Reply, LiveRun | None]:
+        store, runs, now = self._store, self._runs, asyncio.get_running_loop().time
+        log_id, end = wish.log_id, now() + patience
+        with store.watch(log_id) as watch:
             while True:
-                root = await runs.record(wish.log_id)
-                body = await store.reply_to(wish.log_id, wish.wish_id)
-                if body is not None:
-                    return decode_reply(body)
-                if root.has_ended and wish.run_id == wish.log_id:
-                    return Refusal(f"run {wish.run_id!r} is {root.status}, it waits for nothing")
-                if runs.get(wish.log_id) is not None:
-                    self.owner.check_inboxes()
-                    end = max(end, now() + LOOK_EVERY)  # this process carries it out, so keep waiting
-                elif await self._claim_to_reply(wish, root):
+                if (run := runs.get(log_id)) is not None:  # this process carries it out
+                    reply = await run.inbox.deliver(wish)
+                    if reply is not None:
+                        return reply, run
+                root = await self._facts(log_id)  # before the reply: the log may end with it
+                if (body := await store.reply_to(log_id, wish.wish_id)) is not None:
+                    return decode_reply(body), runs.get(log_id)
+                if root.record.has_ended and wish.run_id == log_id:
+                    return Reply(f"run {log_id!r} is {root.record.status}, it waits for nothing"), None
+                if await self._claim_to_reply(wish, root) is not None:
                     continue
-                elif now() >= end:
-                    owner = await store.owner_of(wish.log_id) or "another process"
+                if now() >= end:
+                    owner = root.owner or "another process"
                     raise RunElsewhere(wish.run_id, f"{owner}, which was asked and has not replied yet")
                 await watch.wait(min(max(end - now(), 0.0), LOOK_EVERY))
 
-    async def _claim_to_reply(self, wish: Wish, root: RunRecord) -> bool:
-        """Continue a log without an owner here, to reply to a wish; return whether there may be a reply now."""
+    async def _claim_to_reply(self, wish: Wish, root: RunFacts) -> LiveRun | None:
+        """Continue a log without an owner here, to carry out a wish. Return None if this process cannot."""
         try:
-            return await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel") is not None
+            return await self.claim(wish.log_id, root, to_cancel=wish.kind == "cancel")
         except UnknownAgent:
             if await self._store.reply_to(wish.log_id, wish.wish_id) is None:
                 raise
-            return True  # the owner replied and left after the inbox was read
+            return None  # the owner replied and left after the inbox was read
 
-    async def _engine_of(self, log_id: str) -> Engine | None:
+    def _engine_of(self, log_id: str, facts: RunFacts) -> Engine | None:
         """Return the engine that schedules a log, or None; raise if this runtime has another engine."""
-        name = await self._store.engine_of(log_id)
-        if name is None:
-            return None
         dispatcher = self._runs.dispatcher
-        if dispatcher is None or dispatcher.engine.name != name:
-            raise RunElsewhere(log_id, f"workers of engine {name!r}: open this runtime with that engine")
+        if facts.engine is None:
+            return None
+        if dispatcher is None or dispatcher.engine.name != facts.engine:
+            raise RunElsewhere(log_id, f"workers of engine {facts.engine!r}: open this runtime with that engine")
         return dispatcher.engine
 
-    async def _wait_for_end(self, record: RunRecord) -> RunResult:
+    async def wait_for_end(self, run_id: str, log_id: str) -> RunResult:
         """Return the result of a run after an answer. If the process that continues it dies, continue it here."""
-        run_id, log_id = record.identity.run_id, record.log_id
-        root = record if log_id == run_id else await self._runs.record(log_id)
-        async with running(self._runs.result(run_id)) as ending:
+        async with running(self.result(run_id)) as ending:
             while not await join([ending], LOOK_EVERY):
-                owner = await self._store.owner_of(log_id)
-                if not ending.done() and (owner is None or is_gone(owner)) and self._has_agent(root):
+                root = await self._facts(log_id)
+                is_free = root.owner is None or is_gone(root.owner)
+                if not ending.done() and is_free and self._has_agent(root.record):
                     await self.claim(log_id, root)
             return ending.result()
 
-    async def _check_answered(self, record: RunRecord, decisions: Mapping[str, Decision]) -> None:
-        """Raise DecisionRefused unless an ended run had accepted these decisions before."""
-        stored = await StoredEvents(self._runs, record.log_id).so_far()
-        resumed = [event.decision for event in stored if isinstance(event, ToolCallResumed)]
-        known = {decision.id for decision in resumed if decision is not None}
-        if not all(decision.id in known for decision in decisions.values()):
+    async def _accepted_before(self, record: RunRecord, command: Decide) -> Reply:
+        """Return the reply to decisions on a run that has ended: refused, unless the run had accepted them."""
+        run_id, stored = command.run_id, await self._store.read_log(record.log_id) or StoredLog()
+        events = [row.event for row in stored.rows if row.event is not None]
+        known = {event.decision.id for event in events if isinstance(event, ToolCallResumed) and event.decision}
+        if not all(decision.id in known for decision in command.decisions.values()):
             error = None if record.result is None else record.result.error
             why = "" if error is None else f": {error}"
-            raise DecisionRefused(f"run {record.identity.run_id!r} is {record.status}, it waits for nothing{why}")
+            return Reply(f"run {run_id!r} is {record.status}, it waits for nothing{why}")
+        starts = [event.seq for event in events if isinstance(event, RunStarted) and event.run_id == run_id]
+        return Reply(place=max(starts, default=1) - 1)
+
+    async def _facts(self, run_id: str) -> RunFacts:
+        if self._runs.dispatcher is not None:
+            await self._runs.dispatcher.wait_until_begun(run_id)
+        facts = None if id_problem(run_id) else await self._store.facts_of(run_id)
+        if facts is None:
+            raise UnknownRun(run_id)
+        return facts
 
     # --- reading
 
@@ -387,10 +371,15 @@ class Elsewhere:
                 raise RuntimeClosed(run_id) from exc
             raise
 
-    async def _last_leg(self, record: RunRecord) -> Opened:
-        """Return the log of an answered run, and the number of the last event before its new leg."""
-        first = 0
-        for event in await StoredEvents(self._runs, record.log_id).so_far():
-            if isinstance(event, RunStarted) and event.run_id == record.identity.run_id:
-                first = event.seq - 1
-        return self._runs.stored_log(record.log_id), first
+
+def _patience(command: Command) -> float:
+    """Return the seconds in which a living owner has replied to a command."""
+    match command:
+        case Cancel():
+            return command.grace + LATER
+        case CancelTask():
+            return GRACE + LATER
+        case Decide():
+            return PATIENCE
+        case WidenGrant():
+            return float("inf")

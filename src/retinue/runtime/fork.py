@@ -19,8 +19,8 @@ from ..log.owned import LogWriter
 from ..log.state import LogState, RunState, with_ids
 from ..loop.execution import start_leg
 from ..loop.tickets import match_decisions
-from .inbox import encode_start, restored
 from .live import LiveRun
+from .stored_start import encode_start, restored
 
 if TYPE_CHECKING:
     from .runs import LocalRuns

@@ -1,204 +1,228 @@
-"""The stored request of a run, and the wishes of its inbox (`log/ask.py`) as its owner carries them out."""
+"""The inbox of a log in the process that owns it: commands of this process, and wishes that others have stored.
+
+- The inbox belongs to its LiveRun: one event loop uses it, the one that works on the run. Another loop may put a command
+  only while no leg is at work there.
+- Commands are carried out in order of arrival, with two exceptions. Decisions that fit only the next leg wait for it, and
+  let others pass. While a cancel of the root stops the run, everything else waits.
+- Nothing is carried out while the end of a leg or the release of the log is being stored. If the log is released then, or
+  lost, a command is not failed: its reply is None, and whoever asks puts it into the inbox of the next owner. A wish stays
+  in the store for that owner.
+- So a release cannot overlook a command of this process: it is carried out before the release begins, or asked again after.
+- The rows of a command and its reply are one transaction. A command of this process that changes the log at once is not
+  stored as a wish. A cancel of the root is, because it takes time: if this process dies meanwhile, the next owner stops
+  the run.
+- When the process stops, runs are released or lost, so every open command gets None.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct, field
-from msgspec.structs import replace
 
-from ..core.agents import Agent
-from ..core.backend import RunRequest
-from ..core.concurrency import CancellationToken
-from ..core.content import to_json_bytes
-from ..core.errors import ConfigurationError, DecisionRefused, OwnershipLost, RetinueError, UnknownAgent
-from ..core.messages import Message
-from ..core.model import ModelChunk, ModelRequest
-from ..core.rows import Private, StoredRequest
-from ..core.runs import RunIdentity, limits_of_run
-from ..core.state import PersistedState
-from ..core.stores import DurableStore, Wish
-from ..log.ask import decode_decisions, decode_wanted, encode_cancel, make_reply, make_wish, read_cancel
+from ..core.decisions import Decision
+from ..core.errors import DecisionRefused, OwnershipLost, RetinueError
+from ..core.rows import Private
+from ..core.stores import DurableStore, RunRecord, Wish
+from ..core.stores import Reply as StoredReply
+from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, make_wish, read_wish, stored
 from ..loop.grants import falls_short, grant, wanted_with_child
 
 if TYPE_CHECKING:
-    from ..log.ownership import Owner
     from .live import LiveRun
 
 _log = logging.getLogger(__name__)
 
-
-class StoredStart(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run that has not begun: its identity, its input and its state."""
-
-    identity: RunIdentity
-    request: StoredRequest
-    messages: tuple[Message, ...] = ()
-    seed: PersistedState = field(default_factory=PersistedState)
-    digest: str = ""
+Replied = asyncio.Future["Reply | None"]
+"""The reply to a command; None if this process gave the log up first."""
 
 
-decode_start = msgspec.json.Decoder(StoredStart).decode
+class _Asked:
+    """A command that was asked for, and its reply. `wish_id` is empty if this process asks."""
+
+    __slots__ = ("command", "replied", "wish_id")
+
+    def __init__(self, command: Command, wish_id: str = "") -> None:
+        self.command, self.wish_id = command, wish_id
+        self.replied: Replied = asyncio.get_running_loop().create_future()
+
+    def resolve(self, reply: Reply | None) -> None:
+        if not self.replied.done():  # else whoever asked has left
+            self.replied.set_result(reply)
 
 
-def encode_start(request: RunRequest, stored: StoredRequest) -> bytes:
-    """Encode a run before it starts. `problem` names a part that has no JSON form and is left out."""
-    start = StoredStart(
-        identity=request.identity,
-        request=stored,
-        messages=request.messages,
-        seed=request.seed,
-        digest=request.digest,
-    )
-    try:
-        data = to_json_bytes(start)
-        decode_start(data)
-        return data
-    except Exception as exc:
-        problems = (stored.problem, f"its messages or its seed cannot be written as JSON ({exc})")
-        stored = replace(stored, problem="; ".join([one for one in problems if one]))
-        return to_json_bytes(replace(start, messages=(), seed=PersistedState(), request=stored))
+class Inbox:
+    """The commands to the owner of a log."""
 
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self._waiting: list[_Asked] = []
+        self._cancels = 0
+        """The cancels that are being carried out."""
+        self._wishes: dict[str, Replied] = {}
+        """The replies to all wishes that were delivered."""
 
-def restored(
-    agent: Agent, identity: RunIdentity, stored: StoredRequest, start: StoredStart | None = None
-) -> RunRequest:
-    """Return the request of a run to start or continue here. Raises if a part of it was not stored."""
-    if stored.problem is not None:
-        raise ConfigurationError(stored.problem)
-    limits = stored.limits
-    if start is not None and stored.above is None:  # its client may not have had the agent, whose limits hold too
-        limits = limits_of_run(agent.limits, limits, over_network=False)
-    return RunRequest(
-        agent=agent,
-        identity=identity,
-        messages=() if start is None else start.messages,
-        seed=PersistedState() if start is None else start.seed,
-        limits=limits,
-        cancellation=CancellationToken(),
-        context=stored.context,
-        model=stored.model,
-        timeout=stored.timeout,
-        keeps_thread=stored.keeps_thread,
-        above=stored.above,
-        wakes=stored.wakes,
-        call=stored.call,
-    )
+    def put(self, command: Command) -> Replied:
+        """Ask for a command of this process. If it can be carried out without waiting, the reply is there on return."""
+        asked = _Asked(command)
+        self._take(asked)
+        return asked.replied
 
-
-class NoModel:
-    """The model of a run that calls no model: a placed call, or a run that is only cancelled."""
-
-    name = "none"
-
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        raise UnknownAgent("of a run without a model")
-
-
-async def carry_out(run: LiveRun, wish: Wish) -> None:
-    """Carry out a wish for a run that this process owns, or refuse it. The reply is stored with the outcome."""
-    await run.stored()
-    if run.is_done:  # its sender claims the log
-        return
-    if wish.kind == "cancel":
-        await _cancel(run, wish)
-    elif wish.kind == "cancel_task":
-        await _cancel_task(run, wish)
-    elif wish.kind == "grant":
-        await _grant(run, wish)
-    else:
-        await _decide(run, wish)
-    await run.release_if_idle()
-
-
-async def _cancel(run: LiveRun, wish: Wish) -> None:
-    wanted = read_cancel(wish)
-    run.replies.append(make_reply(wish))
-    await run.cancel(wanted.reason, wanted.grace)
-    if wanted.tasks:
-        await run.cancel_tasks()
-    await _store_replies(run)
-
-
-async def _cancel_task(run: LiveRun, wish: Wish) -> None:
-    if wish.run_id in run.log.holders:
-        # Before the cancel: the log may end with this task, and nothing can be stored after that.
-        run.replies.append(make_reply(wish))
-        await cancel_task(run, wish.run_id)
-    else:
-        run.replies.append(make_reply(wish, f"task {wish.run_id!r} is not at work"))
-    await _store_replies(run)
-
-
-async def _store_replies(run: LiveRun) -> None:
-    """Store the replies that no other transaction has stored meanwhile."""
-    if run.replies and run.writer is not None and not run.writer.is_released:
-        await run.writer.settle(replies=run.pop_replies())
-
-
-async def _decide(run: LiveRun, wish: Wish) -> None:
-    reply = make_reply(wish)
-    try:
-        decisions = decode_decisions(wish.body)
-        if wish.run_id != run.run_id:
-            await run.home.background.answer(run.log, wish.run_id, decisions)
+    def deliver(self, wish: Wish) -> Replied:
+        """Ask for what a stored wish says, once; return the reply."""
+        if (known := self._wishes.get(wish.wish_id)) is not None:
+            return known
+        try:
+            asked = _Asked(read_wish(wish), wish.wish_id)
+        except (ValueError, msgspec.MsgspecError) as exc:
+            asked = _Asked(Decide(wish.run_id, {}), wish.wish_id)
+            self._reply(asked, Reply(str(exc)))
         else:
-            while run.is_queueing(decisions):
-                await asyncio.wait({run.end})  # the present leg continues with another answer
-                await run.stored()
-            if run.is_done or run.accept(decisions, (reply,)):
-                return
-    except (OwnershipLost, asyncio.CancelledError):
-        raise
-    except Exception as exc:
+            self._take(asked)
+        self._wishes[wish.wish_id] = asked.replied
+        return asked.replied
+
+    def store_cancel(self, store: DurableStore, command: Cancel) -> None:
+        """Store a cancel that this process carries out already, for the next owner."""
+        wish, run = make_wish(self._run.run_id, command), self._run
+        self._wishes[wish.wish_id] = asyncio.get_running_loop().create_future()
+        run.replies.append(stored(wish.wish_id, Reply()))
+        run.spawn(_put(store, wish))
+
+    def go_on(self) -> None:
+        """Carry out what had to wait: a leg has ended, a release is stored, or the log is lost."""
+        waiting, self._waiting = self._waiting, []
+        for asked in waiting:
+            self._take(asked)
+
+    def _take(self, asked: _Asked) -> None:
+        """Carry out a command now, or let it wait."""
+        run, command = self._run, asked.command
+        if run.is_storing or (self._cancels and not isinstance(command, Cancel)):
+            self._waiting.append(asked)
+        elif run.is_given_up:
+            asked.resolve(None)
+        elif isinstance(command, Cancel):
+            self._cancels += 1
+            run.spawn(
+                self._work(asked, self._cancel(command, run.cancel(command.reason, command.grace)), is_known=True)
+            )
+        elif isinstance(command, CancelTask):
+            run.spawn(self._work(asked, self._cancel_task(command), is_known=command.task_id in run.log.holders))
+        elif isinstance(command, WidenGrant):
+            run.spawn(self._work(asked, self._grant(command)))
+        elif command.run_id == run.run_id and run.is_queueing(command.decisions):
+            self._waiting.append(asked)
+        else:
+            self._decide(asked, command)
+
+    def _decide(self, asked: _Asked, command: Decide) -> None:
+        """Start a leg of a run with decisions, or refuse them."""
+        run, tree = self._run, self._run.log.tree
+        reply = Reply(place=tree.seq)
+        replies = (stored(asked.wish_id, reply),) if asked.wish_id else ()
+        accept = run.accept if command.run_id == run.run_id else partial(self._accept_child, command.run_id)
+        try:
+            is_new = accept(command.decisions, replies)
+        except Exception as exc:
+            self._reply(asked, self._refusal(exc))
+            return
+        if is_new:
+            asked.resolve(reply)
+        else:
+            self._reply(asked, Reply(place=tree.runs[command.run_id].leg_from))
+
+    def _accept_child(self, run_id: str, decisions: Mapping[str, Decision], replies: tuple[StoredReply, ...]) -> bool:
+        """Start a leg of a background child; return False if its decisions were accepted before."""
+        run = self._run
+        record = run.home.background.accept(run.log, run_id, decisions)
+        if record is not None:
+            run.spawn(self._continue_child(record, replies))
+        return record is not None
+
+    async def _continue_child(self, record: RunRecord, replies: tuple[StoredReply, ...]) -> None:
+        run = self._run
+        if run.writer is not None:
+            await run.writer.settle(runs=(record,), replies=replies)
+        run.home.background.go_on(record.identity.run_id)
+
+    def _refusal(self, exc: Exception) -> Reply:
         if not isinstance(exc, DecisionRefused | msgspec.MsgspecError):
-            _log.error("run %s: a decision on it was refused: %s", run.run_id, exc, exc_info=exc)
-        reply = make_reply(wish, str(exc) or type(exc).__name__)
-    if run.writer is not None:
-        await run.writer.settle(replies=(reply,))
+            _log.error("run %s: a command to it was refused: %s", self._run.run_id, exc, exc_info=exc)
+        return Reply(str(exc) or type(exc).__name__)
 
+    def _reply(self, asked: _Asked, reply: Reply) -> None:
+        """Give a reply to what has changed nothing."""
+        asked.resolve(reply)
+        if asked.wish_id:
+            self._run.replies.append(stored(asked.wish_id, reply))
+            self._run.spawn(self._store_replies())
 
-async def _grant(run: LiveRun, wish: Wish) -> None:
-    """Grant a placed child more of the limits above it, as far as they allow."""
-    log, child_id = run.log, wish.run_id
-    tree, dispatching, wanted = log.tree, log.dispatching, decode_wanted(wish.body)
-    known = tree.grants.get(child_id)
-    parent = None if known is None else tree.runs.get(known.run_id)
-    reply = make_reply(wish, "" if known else f"run {child_id!r} is not at work for this run")
-    if known is not None and parent is not None:
+    async def _store_replies(self) -> None:
+        """Store the replies that no other transaction has stored meanwhile."""
+        run = self._run
+        if run.replies and run.writer is not None and not run.writer.is_released:
+            await run.writer.settle(replies=run.pop_replies())
+        await run.release_if_idle()
+
+    async def _work(self, asked: _Asked, work: Coroutine[Any, Any, Reply], *, is_known: bool = False) -> None:
+        """Carry out a command that takes time. With `is_known`, its reply is that it was carried out, whatever happens."""
+        reply, run = None, self._run
+        if is_known and asked.wish_id:  # at once: the log may end with the run, and nothing can be stored after that
+            run.replies.append(stored(asked.wish_id, Reply()))
+        try:
+            reply = await work
+        except OwnershipLost:
+            pass
+        except Exception as exc:  # a run that broke down has stopped
+            reply = Reply() if is_known else self._refusal(exc)
+        finally:
+            self._cancels -= isinstance(asked.command, Cancel)
+            asked.resolve(reply)
+            self.go_on()
+        if reply is not None and asked.wish_id and not is_known:
+            run.replies.append(stored(asked.wish_id, reply))
+        await self._store_replies()
+
+    async def _cancel(self, command: Cancel, stopping: Coroutine[Any, Any, object]) -> Reply:
+        await stopping
+        if command.tasks:
+            await self._run.cancel_tasks()
+        return Reply()
+
+    async def _cancel_task(self, command: CancelTask) -> Reply:
+        """Stop a background task, and store its end."""
+        run = self._run
+        cancel = run.log.holders.get(command.task_id)
+        if cancel is None:
+            return Reply(f"task {command.task_id!r} is not at work")
+        await cancel("cancelled")
+        if run.writer is not None:
+            await run.writer.flush()
+        return Reply()
+
+    async def _grant(self, command: WidenGrant) -> Reply:
+        """Grant a placed child more of the limits above it, as far as they allow."""
+        log, child_id, wanted = self._run.log, command.run_id, command.wanted
+        tree, dispatching = log.tree, log.dispatching
+        known = tree.grants.get(child_id)
+        parent = None if known is None else tree.runs.get(known.run_id)
+        if known is None:
+            return Reply(f"run {child_id!r} is not at work for this run")
+        if parent is None:
+            return Reply()
         more = grant(tree, parent, child_id, wanted, dispatching)
         if log.widen is not None and falls_short(more.limits, wanted):
             await log.widen(lambda: wanted_with_child(tree, child_id, wanted, dispatching))
             more = grant(tree, parent, child_id, wanted, dispatching)
         if more != known and child_id in tree.grants:
             log.append_private(Private(kind="commit", run_id=parent.run_id, grants={child_id: more}))
-        reply = make_reply(wish, granted=more.limits)
-    if run.writer is not None:
-        await run.writer.settle(replies=(reply,))
-
-
-async def cancel_task(run: LiveRun, task_id: str) -> str:
-    """Stop one background task of a run that this process owns, and store its end. Return the reason if it cannot."""
-    cancel = run.log.holders.get(task_id)
-    if cancel is None:
-        return f"task {task_id!r} is not at work"
-    await cancel("cancelled")
-    if run.writer is not None:
-        await run.writer.flush()
-    return ""
-
-
-def store_cancel(run: LiveRun, owner: Owner, reason: str) -> None:
-    """Put a cancel of this process into the inbox too: if the process dies first, the next owner carries it out."""
-    wish = make_wish(run.run_id, run.run_id, "cancel", encode_cancel(reason))
-    run.replies.append(make_reply(wish))
-    owner.is_new(wish)  # it is carried out here already
-    run.spawn(_put(owner.store, wish))
+        return Reply(granted=more.limits)
 
 
 async def _put(store: DurableStore, wish: Wish) -> None:

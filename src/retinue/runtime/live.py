@@ -22,6 +22,7 @@ from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBu
 from ..core.rows import Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
+from ..log.ask import Cancel
 from ..log.owned import LiveLog, LogWriter
 from ..log.ownership import Owner
 from ..log.state import RunState
@@ -30,7 +31,8 @@ from ..loop.leaving import is_idle
 from ..loop.placed_call import execute_call
 from ..loop.run import begin_run, continue_tasks, execute_run, result_again, stop_run, stopped
 from ..loop.tickets import match_decisions, waits_for
-from .inbox import carry_out, encode_start, store_cancel
+from .inbox import Inbox
+from .stored_start import encode_start
 
 if TYPE_CHECKING:
     from .runs import LocalRuns
@@ -89,6 +91,8 @@ class LiveRun:
         """Without a store: the runs that have its thread before it."""
         self._task: asyncio.Task[None] | None = None
         self._jobs = Jobs(report=self._report_failure)
+        self._inbox: Inbox | None = None
+        """Made for the first command; most runs get none."""
         self.replies: list[Reply] = []
         """Replies to wishes, for the next transaction."""
         self._is_settling = self._is_begun = self._keeps_thread = False
@@ -113,6 +117,18 @@ class LiveRun:
     def waits(self) -> bool:
         """True if it waits for a human."""
         return self.end.done() and self.state is not None and self.state.waits
+
+    @property
+    def inbox(self) -> Inbox:
+        """The commands to this run."""
+        if self._inbox is None:
+            self._inbox = Inbox(self)
+        return self._inbox
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if this process does not own its log any more."""
+        return self.log.lost or (self.is_done and self.writer is not None)
 
     def is_of_this_loop(self) -> bool:
         """Return whether the present event loop works on it, or may do so."""
@@ -275,6 +291,8 @@ class LiveRun:
             self.may_wake = bool(self._waking_agents())
         self.end.set_result(known)
         self._is_settling = True
+        if self._inbox is not None:
+            self._inbox.go_on()
 
     # --- the end of a leg
 
@@ -332,6 +350,8 @@ class LiveRun:
         if ended:
             self.left.set()
         self.home.leg_ended(self)
+        if self._inbox is not None:
+            self._inbox.go_on()
 
     def _task_ended(self) -> None:
         """Release the log if the last background task has ended after the leg."""
@@ -356,6 +376,8 @@ class LiveRun:
         finally:
             self._releasing.set_result(None)
             self._releasing = None
+            if self._inbox is not None:
+                self._inbox.go_on()
         if self._is_release_due:  # another task has ended meanwhile
             await self._release()
 
@@ -528,33 +550,39 @@ class LiveRun:
 
     def receive(self, wish: Wish) -> None:
         """Carry out a wish from the inbox."""
-        self.spawn(carry_out(self, wish))
+        self.inbox.deliver(wish)
 
     def pop_replies(self) -> tuple[Reply, ...]:
         """Return and clear the replies that are still to be stored."""
         replies, self.replies = tuple(self.replies), []
         return replies
 
-    async def cancel(self, reason: str, grace: float = GRACE) -> RunResult:
-        """Stop the run and the work it waits for, and wait for its end; abandon work that does not stop in time."""
+    def cancel(self, reason: str, grace: float = GRACE) -> Coroutine[Any, Any, RunResult]:
+        """Stop the run and the work it waits for, now. Return what waits for its end, and abandons work that does not stop
+        in time."""
         state, task = self.state, self._task
         is_claimed_for_this = task is None and state is not None and not state.is_over
         if self.waits or is_claimed_for_this:
-            await self._give_up(reason)
-        elif not self.end.done():
+            return self._give_up(reason)
+        if not self.end.done():
             if self.home.owner is not None and not self.request.cancellation.is_set():
-                store_cancel(self, self.home.owner, reason)
+                self.inbox.store_cancel(self.home.owner.store, Cancel(reason=reason, grace=grace))
             self.request.cancellation.set(reason)
             # A loop that has not started checks the token itself; one that has ended needs no cancel.
             if self._is_begun and not self._is_settling and task is not None:
                 task.cancel(reason)
+        return self._stopped(task, grace)
+
+    async def _stopped(self, task: asyncio.Task[None] | None, grace: float) -> RunResult:
+        """Return the result of a run that was told to stop."""
+        if not self.end.done():
             if task is not None:
                 await join([task], grace)
             if not self.end.done() and not self._is_settling and self.x is not None:
                 await self._leave_behind(self.x)
         return await asyncio.shield(self.end)
 
-    async def _give_up(self, reason: str) -> None:
+    async def _give_up(self, reason: str) -> RunResult:
         """End a run that has no leg at work as cancelled."""
         state = self.state
         assert state is not None
@@ -570,6 +598,7 @@ class LiveRun:
         await self.home.registry.stop_waiting(self.log.tree, reason)
         close_run(self.log, state, Ending(RunStatus.CANCELLED, "cancelled", reason))
         await self._settle(self.log.results[self.run_id])
+        return await asyncio.shield(self.end)
 
     async def _leave_behind(self, x: Execution) -> None:
         """End a run that does not stop, or that waits for its start."""

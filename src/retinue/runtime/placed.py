@@ -21,13 +21,13 @@ from ..backends.outcome import bare_result
 from ..backends.remote import Callers
 from ..core.agents import Agent
 from ..core.backend import BackendProfile, RunRequest
-from ..core.concurrency import FIRST_PAUSE, GRACE, Backoff, CancellationToken, until_stopped
+from ..core.concurrency import FIRST_PAUSE, Backoff, CancellationToken, until_stopped
 from ..core.errors import ExecutionBackendError, RetinueError, RunElsewhere, StoreError
 from ..core.events import ErrorRaised, Event
 from ..core.hooks import registered
 from ..core.rows import Private
 from ..core.runs import DEFAULT_LIMITS, REMOTE_KEY, Above, RunResult, RunStatus
-from ..log.ask import Wanted, encode_cancel, encode_wanted, make_wish
+from ..log.ask import Cancel, Decide, Wanted, WidenGrant, make_wish
 from ..log.owned import Widen
 from ..log.read import read_until
 from ..log.state import LogState
@@ -37,7 +37,6 @@ from .placed_calls import PlacedCalls
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
-    from .elsewhere import Elsewhere
     from .live import LiveRun
     from .registry import AgentRegistry
     from .runs import LocalRuns
@@ -151,8 +150,7 @@ class PlacedBackend:
     """Stores runs for workers of a queue, and follows their logs."""
 
     def __init__(self, runs: LocalRuns, dispatcher: Dispatcher) -> None:
-        assert runs.elsewhere is not None
-        self._runs, self._dispatcher, self._elsewhere = runs, dispatcher, runs.elsewhere
+        self._runs, self._dispatcher = runs, dispatcher
         self._store = dispatcher.store
         self._callers = Callers()
 
@@ -211,7 +209,7 @@ class PlacedBackend:
         try:
             async with until_stopped(work, token.wait()) as following:
                 if not following.done():
-                    await self._elsewhere.cancel(run_id, token.reason or "cancelled", GRACE, tasks=True)
+                    await self._runs.ask(run_id, Cancel(reason=token.reason or "cancelled", tasks=True))
                 await following
         except RetinueError as exc:
             raise ExecutionBackendError(request.identity.agent, str(exc)) from exc
@@ -219,7 +217,7 @@ class PlacedBackend:
     async def stop(self, run_id: str, reason: str) -> None:
         """Cancel a placed child through its inbox; also works if no worker has it."""
         try:
-            await self._elsewhere.cancel(placed_id(run_id), reason, GRACE, tasks=False)
+            await self._runs.ask(placed_id(run_id), Cancel(reason=reason))
         except RunElsewhere as exc:  # the wish is stored
             _log.warning("%s", exc)
 
@@ -228,9 +226,7 @@ class PlacedBackend:
         for run_id in abandoned(tree):
             record = await self._store.load_run(placed_id(run_id))
             if record is not None and not record.has_ended:
-                wish = make_wish(
-                    placed_id(run_id), placed_id(run_id), "cancel", encode_cancel("the run that started it went on")
-                )
+                wish = make_wish(placed_id(run_id), Cancel(reason="the run that started it went on"))
                 await self._store.put_wish(replace(wish, wish_id="abandoned"))
                 await self._dispatcher.engine.cancel(placed_id(run_id))
 
@@ -259,18 +255,23 @@ class _Follower:
     """Follows one placed run: passes decisions on, and copies its events in order until it ends or is suspended."""
 
     def __init__(self, runs: LocalRuns, dispatcher: Dispatcher, request: RunRequest) -> None:
-        assert runs.elsewhere is not None
-        self._runs, self._request, self._elsewhere, self._store = runs, request, runs.elsewhere, dispatcher.store
+        self._runs, self._request, self._store = runs, request, dispatcher.store
         self._run_id, self._seen = placed_id(request.identity.run_id), request.seen
 
     async def follow(self) -> RunResult:
         request, refused = self._request, ""
         if request.decisions and not request.cancellation.is_set():
-            refused = await retry(lambda: self._elsewhere.decide(self._run_id, request.decisions))
+            refused = await retry(self._decide)
             if refused:
                 self._emit(ErrorRaised(message=refused, code="decision_refused"))
         result = await retry(self._mirror)
         return replace(result, error=refused) if refused and result.status.is_waiting else result
+
+    async def _decide(self) -> str:
+        """Pass the decisions on; return why they are refused. A run that has ended gives its result."""
+        reply, _ = await self._runs.ask(self._run_id, Decide(self._run_id, self._request.decisions), of_parent=True)
+        record = await self._store.load_run(self._run_id) if reply.refused else None
+        return "" if record is not None and record.has_ended else reply.refused
 
     async def _mirror(self) -> RunResult:
         """Copy the events of the run until it has ended or is suspended; return its result."""
@@ -329,7 +330,7 @@ def _noted(result: RunResult, *, is_open: bool) -> RunResult:
     return replace(result, state=replace(state, extensions={**state.extensions, REMOTE_KEY: {"open": True}}))
 
 
-def make_widen(run: LiveRun, above: Above, elsewhere: Elsewhere) -> Widen:
+def make_widen(run: LiveRun, above: Above) -> Widen:
     """Return a function that asks the owner of the parent's log for a larger grant for a placed run, once at a time."""
     lock = asyncio.Lock()
 
@@ -338,8 +339,8 @@ def make_widen(run: LiveRun, above: Above, elsewhere: Elsewhere) -> Widen:
             before = None if run.state is None else run.state.request.above
             if before is None:
                 return False
-            wish = make_wish(above.log_id, above.run_id, "grant", encode_wanted(wanted()))
-            granted = (await retry(lambda: elsewhere.ask(wish))).granted
+            command = WidenGrant(above.run_id, wanted())
+            granted = (await retry(lambda: run.home.ask(above.log_id, command)))[0].granted
             if granted is None or granted == before.limits:
                 return False
             run.log.append_private(Private(kind="commit", run_id=run.run_id, granted=granted))

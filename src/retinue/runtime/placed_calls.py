@@ -37,7 +37,7 @@ from ..loop.calls import CallOutcome, failed
 from ..loop.execution import Execution
 from ..loop.placed_call import decode_outcome
 from ..subagents.harness import StateOf
-from .inbox import NoModel
+from .stored_start import NoModel
 
 if TYPE_CHECKING:
     from .placed import PlacedBackend

@@ -13,7 +13,7 @@ from ..core.stores import StoredLog
 from ..log.ownership import is_orphan
 from ..log.read import Reader
 from ..tasks.task import TaskStatus
-from .inbox import decode_start
+from .stored_start import decode_start
 
 if TYPE_CHECKING:
     from ..wire.snapshot import SnapshotTree

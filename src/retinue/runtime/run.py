@@ -44,7 +44,9 @@ class RunHandle(Generic[Out]):
         self.run_id, self.agent, self._home = run_id, agent, home
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        log, first = await self._open()
+        if (opened := await self._open()) is None:
+            return
+        log, first = opened
         depth, reader = len(self._ns), log.read(first, live=True)
         async with aclosing(read_until(reader, leg_of(self.run_id), reader.rests, notices=True)) as events:
             async for event in events:
@@ -62,8 +64,9 @@ class RunHandle(Generic[Out]):
     @property
     async def events(self) -> AsyncIterator[AnyEvent]:
         """The events of this run alone, without those of its children, until it ends."""
-        log, _ = await self._open()
-        reader = log.read(live=True, run_id=self.run_id)
+        if (opened := await self._open()) is None:
+            return
+        reader = opened[0].read(live=True, run_id=self.run_id)
         async with aclosing(read_until(reader, end_of(self.run_id), reader.rests)) as events:
             async for event in events:
                 yield cast("AnyEvent", event)
@@ -76,15 +79,16 @@ class RunHandle(Generic[Out]):
     @property
     async def children(self) -> AsyncIterator[ChildRun]:
         """The children of this run, as they start."""
-        log, _ = await self._open()
         async for event in self.events:
-            if isinstance(event, ChildStarted):
-                yield ChildRun(event, log, self._home)
+            if isinstance(event, ChildStarted) and (opened := await self._open()) is not None:
+                yield ChildRun(event, opened[0], self._home)
 
     async def parts(self, modes: Mode | Iterable[Mode] = ("updates",)) -> AsyncIterator[StreamPart]:
         """Yield the events as LangGraph-shaped parts. `runtime.parts` also yields those of background children."""
         project, depth = PartsProjection(modes), len(self._ns)
-        log, first = await self._open()
+        if (opened := await self._open()) is None:
+            return
+        log, first = opened
         if first:  # an answer continues calls and sub-agents of before
             async with aclosing(read_until(log.read(live=True), lambda event: event.seq >= first)) as earlier:
                 async for event in earlier:
@@ -103,7 +107,8 @@ class RunHandle(Generic[Out]):
         """Stop the run, wait for its end and return its result."""
         raise NotImplementedError
 
-    async def _open(self) -> Opened:
+    async def _open(self) -> Opened | None:
+        """Return the log and the place of the leg; None if there is none, because an answer was refused."""
         raise NotImplementedError
 
 
@@ -117,9 +122,10 @@ class Run(RunHandle[Out]):
         agent: str,
         home: RunHome,
         end: asyncio.Future[RunResult[Out]],
-        opened: Opened | asyncio.Future[Opened],
+        opened: Opened | asyncio.Future[Opened | None],
     ) -> None:
-        """A future as `opened` is done once another process has accepted the run: until then its ids may be unknown."""
+        """A future as `opened` is done once the run or its answer is accepted: until then its ids may be unknown. None: an
+        answer was refused, so nothing follows."""
         super().__init__(run_id, agent, home)
         self.thread_id, self._end, self._opened = thread_id, end, opened
         self._cancelled: RunResult[Out] | None = None
@@ -154,16 +160,15 @@ class Run(RunHandle[Out]):
 
         Raises ThreadBusy if another run has its thread, and DecisionRefused if the answer does not fit.
         """
-        if not isinstance(self._opened, asyncio.Future):
-            await self._home.wait_until_stored(self.run_id, self._end)
-            return
         await self._open()
-        if self._end.done():
-            self._end.result()
+        await self._home.wait_until_stored(self.run_id, self._end)
 
     async def place(self) -> int:
         """Return the number of the last event before this start or answer."""
-        return (await self._open())[1]
+        if (opened := await self._open()) is None:
+            self._end.result()  # raises: the answer was refused
+            return 0
+        return opened[1]
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE, *, tasks: bool = False) -> RunResult[Out]:
         """Stop the model and the tools, and wait for the end. Work that does not stop within `grace` seconds is abandoned.
@@ -175,13 +180,14 @@ class Run(RunHandle[Out]):
 
     async def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events of the log after number `after`, until the run has ended or waits, and its tasks have ended."""
-        log, _ = await self._open()
-        reader = log.read(after, live=True)
+        if (opened := await self._open()) is None:
+            return
+        reader = opened[0].read(after, live=True)
         async with aclosing(read_until(reader, idle=reader.rests, notices=True)) as events:
             async for event in events:
                 yield cast("AnyEvent", event)
 
-    async def _open(self) -> Opened:
+    async def _open(self) -> Opened | None:
         if not isinstance(self._opened, asyncio.Future):
             return self._opened
         await asyncio.wait({self._end, self._opened}, return_when=asyncio.FIRST_COMPLETED)

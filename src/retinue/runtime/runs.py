@@ -19,6 +19,7 @@ from ..core.context import TIMED_OUT
 from ..core.decisions import Decision
 from ..core.errors import (
     ConfigurationError,
+    DecisionRefused,
     ExecutionBackendError,
     OwnershipLost,
     RetinueError,
@@ -28,7 +29,7 @@ from ..core.errors import (
 )
 from ..core.events import Event, Sink
 from ..core.messages import Message
-from ..core.runs import RunResult, RunStatus
+from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import (
     THREADS,
     DurableStore,
@@ -40,17 +41,20 @@ from ..core.stores import (
     WhenBusy,
     title_of,
 )
+from ..log.ask import Cancel, CancelTask, Command, Decide, Reply
 from ..log.owned import Gathering, LendSlot, LiveLog, LogWriter
 from ..log.ownership import Owner
 from ..log.read import RunLog, StoreLog, leg_of, read_until
 from ..log.state import LogState, with_ids
+from ..loop.tickets import checked_decisions
 from ..tasks.task import TaskStatus
 from .elsewhere import Elsewhere
-from .inbox import cancel_task, decode_start
+from .inbox import Replied
 from .live import LiveRun
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Opened, Run
+from .run import Opened, Run, result_or_cancel
+from .stored_start import decode_start
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -60,8 +64,12 @@ _log = logging.getLogger(__name__)
 KEPT_LOGS = 100
 """Ended runs whose events a runtime without a store still has in memory."""
 
-Accepted = Callable[[RunRecord, Opened], None]
-"""Called when a run was answered, with its log and the place of its new leg."""
+Accepted = Callable[[RunIdentity, RunLog, int], None]
+"""Called when a run was answered, with its identity, its log and the number of the last event before its new leg."""
+
+
+def _ignore(*_: object) -> None:
+    """Note nothing."""
 
 
 class _Look:
@@ -254,7 +262,10 @@ class LocalRuns:
             self.owner.keep_recovering(self.elsewhere.recover, self.elsewhere.recover_left)
 
     async def load(self, run_id: str) -> Run | None:
-        run = await self.here(run_id)
+        run = self.get(run_id)
+        while run is not None and run.is_storing:  # it may be released
+            await run.stored()
+            run = self.get(run_id)
         if run is None and self.dispatcher is not None:
             record = await self.record(run_id)
             return None if record.has_ended else self.dispatcher.handle(record)
@@ -268,74 +279,100 @@ class LocalRuns:
             raise UnknownRun(run_id)
         return self.elsewhere
 
-    def log_with(self, run_id: str) -> LiveLog | None:
-        """Return the log that a run is in, if this process has it."""
-        return next((run.log for run in self._live.values() if run_id in run.log.tree.runs), None)
+    def run_with(self, run_id: str) -> LiveRun | None:
+        """Return the root run of this process whose log has a run: that run itself, or one above it."""
+        if (run := self.get(run_id)) is not None:
+            return run
+        return next((run for run in self._live.values() if run_id in run.log.tree.runs), None)
 
-    def resume_here(self, run_id: str, decisions: Mapping[str, Decision]) -> Run | None:
-        """Answer a suspended run of this process; None if it is elsewhere, or its answer must wait for the present leg."""
-        run = self.get(run_id)
-        if run is None or (run.is_storing and self.owner is not None) or run.is_queueing(decisions):
-            return None
-        run.accept(decisions)
-        return self.handle(run)
+    async def ask(self, run_id: str, command: Command, *, of_parent: bool = False) -> tuple[Reply, LiveRun | None]:
+        """Have the owner of the log of a run carry out a command. Return its reply and, if that is this process, the root
+        run of the log. Only the owner of the log of its parent (`of_parent`) decides for a placed run."""
+        while (run := self.run_with(run_id)) is not None:
+            if (reply := await run.inbox.put(command)) is not None:
+                return reply, run
+            if self.run_with(run_id) is run:  # it is lost, and there is no store
+                break
+        return await self._others(run_id).ask(run_id, command, of_parent=of_parent)
 
-    def resume_later(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
-        """Answer a run that cannot be answered at once; return a handle of the leg that will follow."""
-        if self.elsewhere is None and self.log_with(run_id) is None:
-            raise UnknownRun(run_id)
-        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-
-        def accepted(record: RunRecord, place: Opened) -> None:
-            run.thread_id, run.agent = record.identity.thread_id, record.identity.agent
-            opened.set_result(place)
+    def resume(self, run_id: str, decisions: Mapping[str, Decision]) -> Run:
+        """Answer a suspended run and return a handle of its next leg. If this process owns the run and no leg is at work, the
+        answer counts on return, or DecisionRefused raises."""
+        command = Decide(run_id, decisions)
+        run, replied = self._put(command)
+        if (known := self._answered(command, run, replied)) is not None:
+            return known
+        opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
 
         def ended(done: asyncio.Task[RunResult]) -> None:
             if not opened.done():  # the answer was refused: nothing follows
-                log = LiveLog()
-                log.close()
-                opened.set_result((log, 0))
+                opened.set_result(None)
             if not done.cancelled():
                 done.exception()  # mark it as retrieved
 
-        end = asyncio.create_task(self.answer(run_id, decisions, accepted))
-        end.add_done_callback(ended)
-        run = Run(run_id, "", "", self, end, opened)
-        return run
+        def accepted(identity: RunIdentity, log: RunLog, first: int) -> None:
+            handle.thread_id, handle.agent = identity.thread_id, identity.agent
+            opened.set_result((log, first))
 
-    async def answer(
-        self, run_id: str, decisions: Mapping[str, Decision], accepted: Accepted | None = None
+        end = asyncio.create_task(self._answer(command, run, replied, accepted), name=f"answer of {run_id}")
+        end.add_done_callback(ended)
+        handle = Run(run_id, "", "", self, end, opened)
+        return handle
+
+    async def answer(self, run_id: str, decisions: Mapping[str, Decision]) -> RunResult:
+        """Answer a suspended run and return its next result. Cancelling the caller cancels a run that continues here at
+        once; else only the wait ends, and the answer may count."""
+        command = Decide(run_id, decisions)
+        run, replied = self._put(command)
+        known = self._answered(command, run, replied)
+        return await (self._answer(command, run, replied) if known is None else result_or_cancel(known))
+
+    def _put(self, command: Decide) -> tuple[LiveRun | None, Replied | None]:
+        """Put an answer into the inbox of its log, if this process owns that; return the root run and the reply."""
+        run = self.run_with(command.run_id)
+        if run is None and self.elsewhere is None:
+            raise UnknownRun(command.run_id)
+        return run, None if run is None else run.inbox.put(command)
+
+    def _answered(self, command: Decide, run: LiveRun | None, replied: Replied | None) -> Run | None:
+        """Return a handle of the next leg of a root run, if its answer counts already; raise if the answer was refused."""
+        reply = replied.result() if replied is not None and replied.done() else None
+        if run is None or reply is None:
+            return None
+        if reply.refused:
+            raise DecisionRefused(reply.refused)
+        return self.handle(run) if run.run_id == command.run_id else None
+
+    async def _answer(
+        self, command: Decide, run: LiveRun | None, replied: Replied | None, accepted: Accepted = _ignore
     ) -> RunResult:
-        """Answer a suspended run and return its next result. If a leg is at work, answer when it ends."""
-        while (run := await self.here(run_id)) is not None:
-            if run.is_queueing(decisions):
-                await join([run.end])
-                continue
-            run.accept(decisions)
-            if accepted is not None:
-                accepted(run.record, (run.log, run.first))
+        """Return the next result of a run after an answer, which may wait in the inbox of `run`."""
+        run_id = command.run_id
+        reply = None if replied is None else await replied
+        if reply is None or run is None:
+            command = Decide(run_id, checked_decisions(command.decisions))
+            reply, run = await self.ask(run_id, command)
+        if reply.refused:
+            raise DecisionRefused(reply.refused)
+        if run is None:
+            record = await self.record(run_id)
+            accepted(record.identity, self.stored_log(record.log_id), reply.place)
+            return await self._others(run_id).wait_for_end(run_id, record.log_id)
+        accepted(run.log.tree.runs[run_id].identity, run.log, reply.place)
+        if run.run_id == run_id:
             return await self.handle(run).result()
-        log = self.log_with(run_id)
-        if log is None:
-            return await self._others(run_id).answer(run_id, decisions, accepted)
-        first, child = log.tree.seq, log.tree.runs[run_id]
-        await self.background.answer(log, run_id, decisions)
-        if accepted is not None:
-            accepted(RunRecord(identity=child.identity, started_at=child.since), (log, first))
-        if child.status is RunStatus.RUNNING:
+        return await self._child_result(run.log, run_id)
+
+    async def _child_result(self, log: LiveLog, run_id: str) -> RunResult:
+        """Return the result of the present leg of a run below a root of this process."""
+        if log.tree.runs[run_id].status is RunStatus.RUNNING:
             async for _ in read_until(log.read(log.tree.seq, live=True), leg_of(run_id)):
                 pass
         return log.results[run_id] if run_id in log.results else await self.result(run_id)
 
-    async def here(self, run_id: str) -> LiveRun | None:
-        """Return a run of this process, after any pending release is stored; None if it is not here any more."""
-        while (run := self.get(run_id)) is not None and run.is_storing:
-            await run.stored()
-        return run
-
     async def wait_until_stored(self, run_id: str, end: asyncio.Future[RunResult]) -> None:
         """Return once the start of a run is stored; raise if it was refused."""
-        live = self.get(run_id)
+        live = self.run_with(run_id)
         if live is None:
             if end.done() and not isinstance(end.exception(), OwnershipLost):
                 end.result()
@@ -363,24 +400,20 @@ class LocalRuns:
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
         """Stop a run of any process, and wait for its end."""
-        run = await self.here(run_id)
-        if run is None:
-            return await self._others(run_id).cancel(run_id, reason, grace, tasks)
-        result = await run.cancel(reason, grace)
-        if tasks:
-            await run.cancel_tasks()
-        return result
+        if self.get(run_id) is None:
+            record = await self.record(run_id)
+            if record.log_id not in ("", run_id):
+                raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
+        _, run = await self.ask(run_id, Cancel(reason=reason, grace=grace, tasks=tasks))
+        return await (self.result(run_id) if run is None else self.handle(run).result())
 
     async def cancel_task(self, run_id: str, task_id: str) -> TaskStatus:
         """Stop a background task of any process, and return its status."""
         log, refused = StoredEvents(self, run_id), ""
         if not (await log.task_status(task_id)).is_terminal:
-            run = await self.here(run_id)
             try:
-                if run is not None:
-                    refused = await cancel_task(run, task_id)
-                else:
-                    refused = await self._others(run_id).cancel_task(run_id, task_id)
+                reply, _ = await self.ask(run_id, CancelTask(task_id))
+                refused = reply.refused
             except RunElsewhere as exc:  # the log may have ended meanwhile, with the task
                 refused = str(exc)
         status = await log.task_status(task_id)

@@ -378,9 +378,7 @@ class Runtime:
         `result` of the handle. Such a handle has its thread and agent once the answer was accepted. `by` is the user who
         decided, for receipts.
         """
-        decisions = stamped(decisions, by)
-        here = self._runs.resume_here(run_id, decisions)
-        return self._runs.resume_later(run_id, decisions) if here is None else here
+        return self._runs.resume(run_id, stamped(decisions, by))
 
     async def resume(self, run_id: str, decisions: Mapping[str, Decision], *, by: str = LOCAL_USER) -> RunResult:
         """Answer a suspended run and wait for its end, or for the next time it waits.
@@ -388,9 +386,7 @@ class Runtime:
         The run may be another process's, or a background child: its id is in its events and in its task's record. If the
         server of a sub-agent refuses a decision, DecisionRefused is raised and the run waits again.
         """
-        decisions = stamped(decisions, by)
-        here = self._runs.resume_here(run_id, decisions)
-        result = await (self._runs.answer(run_id, decisions) if here is None else result_or_cancel(here))
+        result = await self._runs.answer(run_id, stamped(decisions, by))
         if result.status.is_waiting and result.error is not None:
             raise DecisionRefused(result.error)
         return result

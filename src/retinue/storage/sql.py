@@ -28,6 +28,7 @@ from ..core.stores import (
     OpenLog,
     Place,
     Placement,
+    RunFacts,
     RunRecord,
     StoredLog,
     ThreadRecord,
@@ -383,8 +384,13 @@ class SqlStore:
     async def owner_of(self, log_id: str) -> str | None:
         return await self.database.value("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
-    async def engine_of(self, log_id: str) -> str | None:
-        return await self.database.value("SELECT engine FROM logs WHERE log_id = ?", log_id)
+    async def facts_of(self, run_id: str) -> RunFacts | None:
+        columns = ", ".join([f"runs.{name.strip()}" for name in _RUN.split(",")])
+        query = (
+            f"SELECT {columns}, owner, engine FROM runs LEFT JOIN logs ON logs.log_id = runs.log_id WHERE run_id = ?"
+        )
+        found = await self.database.rows(query, run_id)
+        return RunFacts(self._decode_run(found[0][:-2]), *found[0][-2:]) if found else None
 
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:

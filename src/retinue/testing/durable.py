@@ -19,6 +19,7 @@ from ..core.stores import (
     LogBatch,
     LogSummary,
     Reply,
+    RunFacts,
     StoredLog,
     SummaryUpdate,
     ThreadUpdate,
@@ -278,7 +279,8 @@ class DurableStoreSuite(ThreadSuite):
         for record in (child, done):
             await store.write(LogBatch(log_id="r1", epoch=1, runs=[record]))
             assert await other.load_run("child") == record
-        assert await other.load_run("unknown") is None
+            assert await other.facts_of("child") == RunFacts(record, "p1")
+        assert await other.facts_of("unknown") is await other.load_run("unknown") is None
         assert await other.read_request("child") is None
         assert [log.log_id for log in await other.open_logs()] == ["r1"]
 
