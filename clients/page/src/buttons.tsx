@@ -20,8 +20,7 @@ export function IconButton(options: {
       aria-label={label}
       title={hint}
       aria-haspopup={popup ? "menu" : undefined}
-      onClick={onClick}
-    >
+      onClick={onClick}>
       <Icon name={icon} />
     </button>
   );
@@ -63,8 +62,7 @@ export function CopyButton(options: {
       class="btn quiet small only"
       aria-label={label}
       title={hint}
-      onClick={press}
-    >
+      onClick={press}>
       {isCopied ? (
         <svg class="icon" aria-hidden="true">
           <use href="#s-completed" />

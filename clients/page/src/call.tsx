@@ -68,13 +68,11 @@ export function Call({
       data-part="call"
       data-call-id={call.callId}
       data-tool={call.tool}
-      data-status={status}
-    >
+      data-status={status}>
       <details
         class="call"
         open={isOpen}
-        onToggle={(event) => setOpen((event.currentTarget as HTMLDetailsElement).open)}
-      >
+        onToggle={(event) => setOpen((event.currentTarget as HTMLDetailsElement).open)}>
         <summary>
           <Glyph status={status} />
           <span class="tool">{exact(call.tool)}</span>

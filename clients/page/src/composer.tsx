@@ -116,8 +116,7 @@ export function Composer() {
           onSubmit={(event) => {
             event.preventDefault();
             void submit();
-          }}
-        >
+          }}>
           <textarea
             ref={area}
             aria-label="Message"
@@ -194,8 +193,7 @@ function To({ place }: { readonly place: page.Place | null }) {
         onChange={(event) => {
           page.recipient.value = null;
           agent.value = event.currentTarget.value || agent.value;
-        }}
-      >
+        }}>
         {isWorker && (
           <option value="">
             {exact(node.agent)} · {prose(firstLine(node.task).slice(0, 40))}

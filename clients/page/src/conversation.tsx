@@ -64,8 +64,7 @@ function Head({ shown }: { readonly shown: Conversation | null }) {
           type="button"
           class="btn quiet only phone-only"
           aria-label="Show threads"
-          onClick={() => (page.pane.value = "threads")}
-        >
+          onClick={() => (page.pane.value = "threads")}>
           <Icon name="back" />
         </button>
         {focus === null || shown === null || node === undefined ? (
@@ -81,8 +80,7 @@ function Head({ shown }: { readonly shown: Conversation | null }) {
           class="btn quiet only drawer-only"
           aria-label="Details"
           aria-expanded={page.drawer.value}
-          onClick={() => (page.drawer.value = !page.drawer.value)}
-        >
+          onClick={() => (page.drawer.value = !page.drawer.value)}>
           <Icon name="time" />
         </button>
       </div>
@@ -132,8 +130,7 @@ function Sum({ place, view }: { readonly place: page.Place; readonly view: RunVi
           aria-label={`Stop ${node.agent}`}
           aria-haspopup="menu"
           title="Stop (x)"
-          onClick={(event) => (page.menu.value = { place, anchor: event.currentTarget })}
-        >
+          onClick={(event) => (page.menu.value = { place, anchor: event.currentTarget })}>
           <Icon name="stop" />
           <span class="wide-only">Stop</span>
         </button>
@@ -222,8 +219,7 @@ function Thread({ shown }: { readonly shown: Conversation }) {
         tabIndex={0}
         role="region"
         aria-label="Conversation"
-        onScroll={scrolled}
-      >
+        onScroll={scrolled}>
         <div class="col">
           <Turns shown={shown} focus={focus} />
         </div>
@@ -295,8 +291,7 @@ function Focus({ place, exact: isExact }: { readonly place: page.Place; readonly
         data-status={statusOf(node.status)}
         data-wait={waitOf(node)}
         data-call-id={node.callId ?? ""}
-        aria-label={nameOf(node)}
-      >
+        aria-label={nameOf(node)}>
         <div class="who">
           <b>Task from {exact(parent?.agent ?? "its parent")}</b>
           {node.startedAt !== null && <span class="num">{timeOfDay(node.startedAt)}</span>}
@@ -352,8 +347,7 @@ function Start() {
                 onClick={() => {
                   agent.value = one.name;
                   page.focusComposer();
-                }}
-              >
+                }}>
                 <b class="said">{exact(one.name)}</b>
                 <span class="does said">{exact(one.model ?? "")}</span>
                 <span class="ask said" dir="auto">

@@ -48,8 +48,7 @@ export function Details() {
             aria-selected={one === name}
             aria-controls="panel"
             tabIndex={one === name ? 0 : -1}
-            onClick={() => (page.tab.value = one)}
-          >
+            onClick={() => (page.tab.value = one)}>
             {one}
             {one === "Tasks" && tasks > 0 && (
               <span class="n" aria-hidden="true">
@@ -65,8 +64,7 @@ export function Details() {
         role="tabpanel"
         aria-labelledby={`tab-${name}`}
         tabIndex={0}
-        key={name}
-      >
+        key={name}>
         <Panel />
       </div>
     </aside>
@@ -98,8 +96,7 @@ export function Dock() {
           type="button"
           key={name}
           aria-current={isCurrent(name) ? "page" : undefined}
-          onClick={() => choose(name)}
-        >
+          onClick={() => choose(name)}>
           <Icon name={icon} />
           {exact(name)}
         </button>

@@ -108,16 +108,14 @@ function Events({ live }: { readonly live: LiveRun }) {
         tabIndex={0}
         role="group"
         aria-label="Events"
-        onScroll={(event) => (top.value = (event.currentTarget as HTMLElement).scrollTop)}
-      >
+        onScroll={(event) => (top.value = (event.currentTarget as HTMLElement).scrollTop)}>
         <div style={{ height: `${from * ROW}px` }} />
         {rows.map((one) => (
           <button
             type="button"
             class="ev"
             key={`${one.seq}-${one.at}`}
-            onClick={() => (chosen.value = one)}
-          >
+            onClick={() => (chosen.value = one)}>
             <span>{one.seq || "·"}</span>
             <span>{Math.max(0, one.at - first).toFixed(1)}</span>
             <span class="cut">{one.kind}</span>

@@ -65,8 +65,7 @@ export function FilesTab() {
             <button
               type="button"
               class="filerow"
-              onClick={() => (entry.is_dir ? setFolder(entry.path) : setFile(entry.path))}
-            >
+              onClick={() => (entry.is_dir ? setFolder(entry.path) : setFile(entry.path))}>
               <Icon name={entry.is_dir ? "chev" : "copy"} />
               <span class="cut said">{exact(entry.path.split("/").at(-1) ?? "")}</span>
               <span class="muted num">{entry.is_dir ? "" : size(entry.size)}</span>

@@ -38,8 +38,7 @@ function Branch(options: {
         if (event.target === event.currentTarget) {
           setOpen((event.currentTarget as HTMLDetailsElement).open);
         }
-      }}
-    >
+      }}>
       <summary>
         <Icon name="chev" />
         <span class="k">{exact(name)}</span>

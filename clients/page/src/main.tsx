@@ -34,8 +34,7 @@ function Page() {
       <div
         class="app"
         data-pane={page.pane.value}
-        data-drawer={page.drawer.value ? "open" : undefined}
-      >
+        data-drawer={page.drawer.value ? "open" : undefined}>
         <Threads />
         <Middle />
         <Details />

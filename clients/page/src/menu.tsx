@@ -86,8 +86,7 @@ export function StopMenu() {
           onClick={(event) => {
             event.stopPropagation();
             void choose(scope);
-          }}
-        >
+          }}>
           <b>{scope.name}</b>
           <span>{scope.hint}</span>
         </button>
@@ -108,8 +107,7 @@ export function Keys() {
       class="keys"
       ref={dialog}
       aria-label="Keys"
-      onClose={() => (page.isKeysShown.value = false)}
-    >
+      onClose={() => (page.isKeysShown.value = false)}>
       {isShown && (
         <form method="dialog">
           <h2>Keys</h2>
@@ -158,8 +156,7 @@ export function SignIn({ failed }: { readonly failed: boolean }) {
         onSubmit={(event) => {
           event.preventDefault();
           void submit();
-        }}
-      >
+        }}>
         <label for="token">
           <b>Token</b>
         </label>

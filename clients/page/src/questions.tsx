@@ -67,8 +67,7 @@ export function Questions() {
       role="region"
       aria-label="Questions"
       tabIndex={0}
-      ref={region}
-    >
+      ref={region}>
       <div class="col">
         {open.map((one, place) => (
           <Item
@@ -118,8 +117,7 @@ function Item({ question, place, count }: ItemProps) {
       class={`q ${isShort(question, kind) && draft.mode.value === "ask" ? "short" : ""}`}
       data-question={question.callId}
       data-path={question.path}
-      aria-label={`Question ${place + 1} of ${count}`}
-    >
+      aria-label={`Question ${place + 1} of ${count}`}>
       <div class="line">
         <Glyph status="waiting" />
         <span class="of">
@@ -306,8 +304,7 @@ function Choices({ question, kind, draft, send }: PartProps) {
         class="btn main small"
         title={isHidden ? "Show all of it first" : "Approve (a)"}
         disabled={isOff || isHidden}
-        onClick={() => void send(approve)}
-      >
+        onClick={() => void send(approve)}>
         {mode === "sent" ? "Sent" : "Approve"}
       </button>
       {question.ticket.editable && (
@@ -316,8 +313,7 @@ function Choices({ question, kind, draft, send }: PartProps) {
           class="btn small"
           title="Edit (e)"
           disabled={isOff}
-          onClick={() => (draft.mode.value = "edit")}
-        >
+          onClick={() => (draft.mode.value = "edit")}>
           Edit
         </button>
       )}
@@ -326,8 +322,7 @@ function Choices({ question, kind, draft, send }: PartProps) {
         class="btn small"
         title="Reject (r)"
         disabled={isOff}
-        onClick={() => (draft.mode.value = "reject")}
-      >
+        onClick={() => (draft.mode.value = "reject")}>
         Reject
       </button>
     </div>
@@ -353,8 +348,7 @@ function Answers(options: {
         class="btn main small"
         title="Send answer (Ctrl+Enter)"
         disabled={isSent || link.value !== "live"}
-        onClick={onSend}
-      >
+        onClick={onSend}>
         {isSent ? "Sent" : "Send answer"}
       </button>
       {more}
@@ -554,8 +548,7 @@ function Refuse({ draft }: { readonly draft: Draft }) {
       type="button"
       class="btn small"
       title="Reject (r)"
-      onClick={() => (draft.mode.value = "reject")}
-    >
+      onClick={() => (draft.mode.value = "reject")}>
       Reject
     </button>
   );
@@ -583,8 +576,7 @@ function TextForm({ question, draft, send }: PartProps) {
                 type="button"
                 key={String(one)}
                 class="chip"
-                onClick={() => (draft.values.value = { Answer: String(one) })}
-              >
+                onClick={() => (draft.values.value = { Answer: String(one) })}>
                 {exact(String(one))}
               </button>
             ))}

@@ -89,8 +89,7 @@ export function Roster({ live, view }: { readonly live: LiveRun; readonly view: 
         role="group"
         aria-label="Agents"
         style={{ height: `${Math.min(HEIGHT, (shown.length + 1) * ROW)}px` }}
-        onScroll={(event) => setTop((event.currentTarget as HTMLElement).scrollTop)}
-      >
+        onScroll={(event) => setTop((event.currentTarget as HTMLElement).scrollTop)}>
         <table class="rows" aria-label="Agents" aria-rowcount={shown.length + 1}>
           <thead>
             <tr aria-rowindex={1}>
@@ -140,8 +139,7 @@ function Chip(options: {
       class="chip"
       data-filter={status ?? "all"}
       aria-pressed={filter === status}
-      onClick={() => choose(status)}
-    >
+      onClick={() => choose(status)}>
       {status === null ? "All" : <Glyph status={status} />}
       {status !== null && wordOf(status)} <b>{count}</b>
     </button>
@@ -207,8 +205,7 @@ function Row({ live, runId, place }: { live: LiveRun; runId: string; place: numb
       aria-selected={isChosen}
       onClick={() => (page.chosen.value = { live, runId })}
       onDblClick={show}
-      onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), show())}
-    >
+      onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), show())}>
       <td class="g">
         <RunGlyph node={node} />
       </td>

@@ -207,8 +207,7 @@ function CallCards(options: { call: CallNode; live: LiveRun; depth: number; sibl
       data-part="call"
       data-call-id={call.callId}
       data-tool={call.tool}
-      data-status={statusOf(call.status)}
-    >
+      data-status={statusOf(call.status)}>
       {call.children.map((id) => (
         <Card key={id} live={live} runId={id} call={call} depth={depth + 1} siblings={siblings} />
       ))}
@@ -265,15 +264,13 @@ export function Card({ live, runId, call, depth, siblings }: CardProps) {
       onClick={(event) => {
         event.stopPropagation();
         page.chosen.value = place;
-      }}
-    >
+      }}>
       <header class="head">
         <button
           type="button"
           class="toggle"
           aria-expanded={isOpen}
-          onClick={() => page.setOpened(runId, !isOpen)}
-        >
+          onClick={() => page.setOpened(runId, !isOpen)}>
           <Icon name="chev" />
           <RunGlyph node={node} />
           {exact(node.agent)}
@@ -395,8 +392,7 @@ function Acts({ live, node }: { readonly live: LiveRun; readonly node: RunNode }
         class="btn quiet small only"
         href={linkTo(live, node)}
         aria-label={`Open ${node.agent}`}
-        title="Open (Enter)"
-      >
+        title="Open (Enter)">
         <Icon name="open" />
       </a>
       <IconButton
@@ -532,8 +528,7 @@ function Begun({
         data-status={status}
         data-wait={waitOf(node)}
         aria-label={nameOf(node)}
-        onClick={() => (page.chosen.value = { live, runId: node.runId })}
-      >
+        onClick={() => (page.chosen.value = { live, runId: node.runId })}>
         <div class="who">
           <b>{exact(node.agent)}</b>
           <span class="cut">
@@ -582,8 +577,7 @@ function Queued({ live }: { readonly live: LiveRun }) {
         data-run={live.runId}
         data-agent={live.agent}
         data-status={status}
-        aria-label={`${live.agent}, ${wordOf(status)}`}
-      >
+        aria-label={`${live.agent}, ${wordOf(status)}`}>
         <div class="who">
           <Glyph status={status} />
           <b>{exact(live.agent)}</b>

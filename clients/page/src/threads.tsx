@@ -82,8 +82,7 @@ export function Threads() {
         onScroll={(event) => {
           const list = event.currentTarget as HTMLElement;
           if (list.scrollTop + list.clientHeight > most * ROW - 400) setMost(most + FIRST);
-        }}
-      >
+        }}>
         {threads.value.length === 0 && (
           <p class="blank">
             {search.value
@@ -121,8 +120,7 @@ function Thread({ thread }: { readonly thread: ThreadShape }) {
         data-thread={thread.thread_id}
         data-status={status}
         aria-current={isShown ? "page" : undefined}
-        onClick={() => (page.pane.value = "chat")}
-      >
+        onClick={() => (page.pane.value = "chat")}>
         <Glyph status={status} />
         <span class="title cut said" dir="auto">
           {prose(thread.title || "Untitled")}

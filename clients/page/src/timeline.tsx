@@ -397,8 +397,7 @@ function Facts({ live }: { readonly live: LiveRun }) {
             type="button"
             class="btn small"
             aria-haspopup="menu"
-            onClick={(event) => (page.menu.value = { place, anchor: event.currentTarget })}
-          >
+            onClick={(event) => (page.menu.value = { place, anchor: event.currentTarget })}>
             <Icon name="stop" />
             Stop
           </button>
