@@ -11,6 +11,13 @@ export {
   type StreamPart,
   type ThreadEvent,
 } from "./connect.js";
+export {
+  NO_ROSTER,
+  reduceRoster,
+  type Roster,
+  type RosterMessage,
+  type RosterRow,
+} from "./roster.js";
 export { cursorOf, reduceThread, type Thread } from "./thread.js";
 export {
   addUsage,

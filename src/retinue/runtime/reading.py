@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from heapq import merge
 from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from ..core.errors import ConfigurationError
-from ..core.events import AnyEvent, TaskUpdated
+from ..core.events import AnyEvent, Event, TaskUpdated
 from ..core.stores import StoredLog
 from ..log.ownership import is_orphan
 from ..log.read import Reader
@@ -55,22 +55,34 @@ class StoredEvents:
         return [] if found is None else cast("list[AnyEvent]", list(found[0]))
 
     async def tree(self) -> SnapshotTree:
-        """Return the tree that all stored events describe. From a database it reads the rows, then the deltas that count.
+        """Return the tree that all stored events describe."""
+        from ..wire.snapshot import SnapshotTree
 
-        Both reads stop at one number, so the events after the tree's `seq` continue it, whichever process asks.
+        tree = SnapshotTree()
+        tree.seq = await self.fold(tree)
+        return tree
+
+    async def fold(self, read: Callable[[Event], object]) -> int:
+        """Give a reader all stored events, without deltas that no longer count, and return the number of the last one.
+
+        From a database this reads the rows, then the deltas that count. Both reads stop at one number, so the events after
+        it continue what was read, whichever process asks.
         """
-        from ..wire.snapshot import SnapshotTree, first_open
+        from ..wire.snapshot import first_open
 
         if self._runs.owner is None:
-            return SnapshotTree(await self.so_far())
-        store = self._runs.owner.store
-        stored = await store.read_log(self.log_id) or StoredLog()
-        events = [row.event for row in stored.rows if row.event is not None]
-        since = first_open(events)
-        deltas = () if since is None else await store.read_deltas(self.log_id, since, stored.seq)
-        tree = SnapshotTree(merge(events, deltas, key=attrgetter("seq")))
-        tree.seq = stored.seq
-        return tree
+            found: Sequence[Event] = await self.so_far()
+            last = found[-1].seq if found else 0
+        else:
+            store = self._runs.owner.store
+            stored = await store.read_log(self.log_id) or StoredLog()
+            rows, last = [row.event for row in stored.rows if row.event is not None], stored.seq
+            since = first_open(rows)
+            deltas = () if since is None else await store.read_deltas(self.log_id, since, last)
+            found = list(merge(rows, deltas, key=attrgetter("seq")))
+        for event in found:
+            read(event)
+        return last
 
     async def digest(self) -> str | None:
         """Return the digest that the root run was started with; None if it is not kept."""

@@ -15,13 +15,13 @@ from typing import Literal
 from msgspec import Struct
 
 from ..core.content import to_json_bytes
-from ..core.events import ChildStarted, Namespace
+from ..core.events import Namespace
 from ..core.stores import RunRecord
 from ..log.fanout import Frame
 from ..wire.parts import PartsProjection
 from .feeds import BEAT, Batch
 from .http import ApiError
-from .queries import EventsQuery, read_place
+from .queries import EventsQuery, read_place, subtree_of
 from .service import Service
 from .streams import log_batches
 
@@ -75,14 +75,8 @@ async def open_parts(
     """Check the query of a reader, and return the stream of parts of a run. That of a background child is a subtree.
 
     `last` is the `Last-Event-ID` that a browser sends when it connects again; it counts more than `after`."""
-    run_id = record.identity.run_id
-    log_id = record.log_id or run_id
+    log_id, ns = await subtree_of(service, record, query.ns)
     log = service.runtime.log(log_id)
-    ns: Namespace = tuple(query.ns.split("|")) if query.ns else ()
-    if query.ns is None and log_id != run_id:
-        ns = next(
-            (e.child_ns for e in await log.so_far() if isinstance(e, ChildStarted) and e.child_run_id == run_id), ()
-        )
     reader = _Reader(query, ns, last)
     if reader.after and not await log.has_event(reader.after):
         raise ApiError(422, "unknown_cursor", f"the log of run {log_id!r} has no event {reader.after}")

@@ -79,12 +79,18 @@ def read_place(text: str | None) -> int:
     return int(text)
 
 
-async def whole_or_subtree(service: Service, record: RunRecord, query: EventsQuery) -> tuple[str, EventsQuery]:
-    """Return the log of a run, and the query of a reader of it: of a background child only its subtree is read."""
+async def subtree_of(service: Service, record: RunRecord, ns: str | None) -> tuple[str, Namespace]:
+    """Return the log of a run, and the subtree to read of it: the one that is given, else that of a background child."""
     run_id = record.identity.run_id
     log_id = record.log_id or run_id
-    if query.ns is None and log_id != run_id:
+    if ns is None and log_id != run_id:
         for event in await service.runtime.log(log_id).so_far():
             if isinstance(event, ChildStarted) and event.child_run_id == run_id:
-                return log_id, replace(query, ns="|".join(event.child_ns))
-    return log_id, query
+                return log_id, event.child_ns
+    return log_id, tuple(ns.split("|")) if ns else ()
+
+
+async def whole_or_subtree(service: Service, record: RunRecord, query: EventsQuery) -> tuple[str, EventsQuery]:
+    """Return the log of a run, and the query of a reader of it: of a background child only its subtree is read."""
+    log_id, ns = await subtree_of(service, record, query.ns)
+    return log_id, replace(query, ns="|".join(ns))

@@ -1,4 +1,5 @@
-"""Events over WebSocket: one run or thread on its own path, or many subscriptions on `/api/v1/events`.
+"""Events over WebSocket: one run or thread on its own path, or many subscriptions on `/api/v1/events`, also to rosters of runs
+and to the list of threads.
 
 A message is a JSON object, or an array of such objects: events that are sent together. A refusal closes the socket with
 4000 and its HTTP status, because a page cannot read the answer to a handshake.
@@ -34,6 +35,7 @@ from .http import (
     still_allowed,
 )
 from .queries import EventsQuery
+from .rosters import RosterView
 from .service import Service
 from .shape_errors import explain
 from .streams import ServerCloses, open_run, open_thread
@@ -53,6 +55,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 """The name of a subscription: every message of it repeats the name."""
 Field = Annotated[str, Meta(max_length=10_000)]
 
+MOST_WATCHED = 500
+"""Runs of a window."""
+
 End = tuple[int, str]
 """The code and the reason with which a socket is closed."""
 Work = Callable[[], Coroutine[Any, Any, End | None]]
@@ -71,6 +76,12 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     kinds: Field | None = None
     until: Literal["idle"] | None = None
     merge: Annotated[int, Meta(ge=0, le=5_000)] = 0
+    roster: bool = False
+    """Follow how the runs below a run stand, not its events."""
+    watch: Name | None = None
+    """The roster of which `window` is to be looked at from now on."""
+    window: Annotated[list[Field], Meta(max_length=MOST_WATCHED)] | None = None
+    """The runs of a roster whose last words are sent, by namespace, as `tools:a|tools:b`."""
 
     def query(self) -> EventsQuery:
         after = None if self.after is None else str(self.after)
@@ -213,6 +224,7 @@ class Subscriptions:
     def __init__(self, service: Service, socket: WebSocket, user: User) -> None:
         self._service, self._socket, self._user = service, socket, user
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._rosters: dict[str, RosterView] = {}
         self._lock = asyncio.Lock()
 
     async def until_closing(self) -> End:
@@ -237,11 +249,14 @@ class Subscriptions:
         except (ValueError, RecursionError) as exc:
             await self._tell(None, error={"detail": f"not a request: {explain(str(exc), Request)}", "code": "invalid"})
             return
-        if not all(is_text(value) for value in msgspec.structs.astuple(request) if isinstance(value, str)):
+        given = [value for value in msgspec.structs.astuple(request) if isinstance(value, str)]
+        if not all(is_text(value) for value in (*given, *(request.window or ()))):
             await self._tell(None, error={"detail": "a field has a character that is no text", "code": "invalid"})
             return
-        if request.subscribe is None and request.unsubscribe is None:
-            await self._tell(None, error={"detail": "a request has subscribe or unsubscribe", "code": "invalid"})
+        if request.subscribe is None and request.unsubscribe is None and request.watch is None:
+            await self._tell(None, error={"detail": "a request has subscribe, unsubscribe or watch", "code": "invalid"})
+        if request.watch is not None and (roster := self._rosters.get(request.watch)) is not None:
+            roster.look_at(request.window or ())
         if request.unsubscribe is not None and (task := self._tasks.get(request.unsubscribe)) is not None:
             await cancel_all([task])  # only then is the name free for another
             self._tasks.pop(request.unsubscribe, None)
@@ -265,6 +280,8 @@ class Subscriptions:
             if (request.run_id is None) == (request.thread_id is None):
                 problem = f"a subscription names either a run_id or a thread_id, or is called {THREADS!r}"
                 raise ApiError(422, "invalid", problem)
+            if request.roster:
+                return await self._follow_roster(name, request)
             names = {"run_id": request.run_id, "thread_id": request.thread_id}
             opened = await _open(self._service, self._user, request.query(), **names)
             async with contextlib.aclosing(opened):
@@ -286,6 +303,22 @@ class Subscriptions:
         async with contextlib.aclosing(thread_changes(self._service, self._user)) as changes:
             async for thread in changes:
                 await self._tell(name, **({"caught_up": True} if thread is None else {"thread_updated": thread}))
+
+    async def _follow_roster(self, name: str, request: Request) -> None:
+        """Send how the runs below a run stand."""
+        if request.run_id is None or request != Request(
+            subscribe=name, run_id=request.run_id, ns=request.ns, roster=True, window=request.window
+        ):
+            raise ApiError(422, "invalid", "a roster is of a run_id, with ns and window; it takes no other field")
+        record = await self._service.run_of(self._user, request.run_id)
+        roster = self._rosters[name] = RosterView(self._service, request.window or ())
+        try:
+            async with contextlib.aclosing(roster.messages(record, request.ns)) as messages:
+                async for message in messages:
+                    await self._tell(name, roster=message)
+        finally:
+            del self._rosters[name]
+        await self._tell(name, ended=True)
 
     async def _tell(self, name: str | None, **more: Any) -> None:
         await self._send(msgspec.json.encode({"subscription": name, **more}))
