@@ -292,12 +292,18 @@ async def test_the_connection_of_a_stream_is_closed_when_nobody_reads() -> None:
         assert (await client.result(run_id)).response == "x"
 
 
-async def test_a_child_alone_cannot_be_cancelled() -> None:
+async def test_a_child_that_waits_is_cancelled_alone() -> None:
     async with serving(Runtime(agents=[boss()])) as site, Client(site.url, token=TOKEN) as client:
         run = client.stream("boss", "go")
-        async for child in run.children:
-            with pytest.raises(ConfigurationError, match="cancel its root run"):
-                await child.cancel()
+        assert (await run.result()).status is RunStatus.SUSPENDED
+        (child,) = [child async for child in run.children]
+        ended = await child.cancel("too dear")
+        assert (ended.status, ended.error) == (RunStatus.CANCELLED, "too dear")
+        assert (await client.result(run.run_id)).status is RunStatus.COMPLETED
+        with pytest.raises(UnknownRun):
+            await client.cancel(run.run_id, ns="tools:nothing")
+        again = await client.cancel(run.run_id, ns=child.ns, reason="another")
+        assert (again.status, again.error) == (RunStatus.CANCELLED, "too dear")
 
 
 async def test_the_agents_of_the_server() -> None:

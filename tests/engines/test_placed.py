@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,19 @@ async def test_without_an_engine_a_queue_is_ignored() -> None:
         run = runtime.stream("boss", "hello")
         assert (await run.result()).response == "echo: hello"
         assert [child.agent async for child in run.children] == ["far_echo"]
+
+
+async def test_a_placed_child_is_cancelled_alone(site: Site, tmp_path: Path) -> None:
+    """One that works and one that waits for a human; it ends in its own log too, and its parent continues."""
+    (tmp_path / "hold-1").touch()
+    async with two_workers(site, tmp_path), site.client() as client:
+        for boss, task, is_there in (("guide", "3", (tmp_path / "step-1").exists), ("chief", "3 coins", None)):
+            run = client.stream(boss, task)
+            child = await child_of(run, client)
+            await (until(is_there) if is_there else run.result())
+            ended = await client.cancel(run.run_id, ns=("tools:task_1",), reason="not needed")
+            assert (ended.status, ended.error) == (RunStatus.CANCELLED, "not needed"), boss
+            result = await client.result(run.run_id)
+            assert result.status is RunStatus.COMPLETED
+            assert "not needed" in (result.response or "")
+            await until(partial(_is_cancelled, client, placed_id(child)))

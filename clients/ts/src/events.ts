@@ -190,8 +190,9 @@ export interface Approval {
   readonly by: string;
 }
 
-/** `POST runs/{id}/cancel`: background tasks are stopped only with `tasks`; `grace` is in seconds. */
+/** `POST runs/{id}/cancel`: with `ns`, only the run at that namespace below it is stopped; background tasks only with `tasks`. `grace` is in seconds. */
 export interface CancelRun {
+  readonly ns?: readonly string[];
   readonly tasks?: boolean;
   readonly reason?: string;
   readonly grace?: number;

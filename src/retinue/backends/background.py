@@ -14,10 +14,11 @@ from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated
 from ..core.messages import as_messages
-from ..core.rows import Ending
+from ..core.rows import Answer, Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import RunRecord
 from ..log.owned import LiveLog
+from ..log.state import RunState
 from ..loop.execution import Execution, close_run, start_leg
 from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository
@@ -145,7 +146,11 @@ class LocalBackground:
             return None
         if self._answer(run_id).done():
             raise DecisionRefused(f"run {run_id!r} is about to end, it waits for nothing")
-        start_leg(log, child, tuple(answers))
+        return self.begin_leg(log, child, tuple(answers))
+
+    def begin_leg(self, log: LiveLog, child: RunState, answers: tuple[Answer, ...] = ()) -> RunRecord:
+        """Start a leg of a background child that waits; return its record."""
+        start_leg(log, child, answers)
         return RunRecord(identity=child.identity, started_at=child.since, log_id=log.log_id)
 
     def go_on(self, run_id: str) -> None:

@@ -228,7 +228,7 @@ class ForeignBackend:
         def ask(_: asyncio.Task[RunResult], cause: Cause) -> None:
             stop() if cause == "cancelled" else token.set(late)
 
-        self._local.elsewhere[request.identity.run_id] = (token, None if child is None else child.detach)
+        self._local.begin_elsewhere(request.identity.run_id, token, child and child.detach, child and child.parent.log)
         try:
             with given.calling(stop):
                 end = await supervise(work, token=token, deadline=seconds, grace=GRACE * can_stop(profile), stop=ask)

@@ -121,16 +121,38 @@ class LocalBackend:
         await cancel_all([*self._tasks.values(), *calls, *self.rests], grace)
 
     async def abort(self, run_id: str, reason: str = "aborted") -> None:
-        """Stop one child; its call gets a cancelled result and continues."""
+        """Stop one child that works here; its call gets a cancelled result and continues."""
+        if (x := self._executions.get(run_id)) is not None:
+            await self.stop(x.log, run_id, reason)
+
+    async def stop(self, log: LiveLog, run_id: str, reason: str) -> None:
+        """Stop one child of a log, here or elsewhere, now or as soon as it begins; its call gets a cancelled result."""
         if run_id in self.elsewhere:
             self.elsewhere[run_id][0].set(reason)
+            return
         x, task = self._executions.get(run_id), self._tasks.get(run_id)
         if x is None or (task is None and run_id not in self._scopes):
+            log.stops = {**log.stops, run_id: reason}
             return
         x.cancellation.set(reason)
         self._halt(run_id)
         if task is not None:
             await join([task], GRACE)
+
+    def begin_elsewhere(
+        self, run_id: str, token: CancellationToken, detach: Callable[[], None] | None, log: LiveLog | None
+    ) -> None:
+        """Note a child that another backend executes, to stop it through its token."""
+        self.elsewhere[run_id] = (token, detach)
+        if log is not None:
+            self.stop_if_told(log, run_id, token)
+
+    def stop_if_told(self, log: LiveLog, run_id: str, token: CancellationToken) -> None:
+        """Stop a child that begins, if it was cancelled before."""
+        if (reason := log.stops.get(run_id)) is not None:
+            log.stops = {name: why for name, why in log.stops.items() if name != run_id}
+            token.set(reason)
+            asyncio.get_running_loop().call_soon(self._halt, run_id)
 
     def _halt(self, run_id: str) -> None:
         """Cancel the work of a child, not of its call; the code that awaits the child gets its result."""
@@ -371,6 +393,8 @@ class LocalBackend:
         more with 1,000 children."""
         scope, pass_on = CancelScope(), given.pass_on_to(x.cancellation)
         self._scopes[x.run_id] = scope
+        if x.log.stops:
+            self.stop_if_told(x.log, x.run_id, x.cancellation)
         try:
             with scope:
                 return await work
@@ -385,7 +409,9 @@ class LocalBackend:
         waited for until it stops: the grace of its root counts."""
         run_id, loop = x.run_id, asyncio.get_running_loop()
         seconds, late = _time_left(x) or (None, "")
-        task = self._tasks[run_id] = loop.create_task(work, name=run_id)  # `abort` finds it by its run
+        task = self._tasks[run_id] = loop.create_task(work, name=run_id)  # `stop` finds it by its run
+        if x.log.stops:
+            self.stop_if_told(x.log, run_id, x.cancellation)
 
         def stop() -> None:
             x.cancellation.set(given.reason or "cancelled")

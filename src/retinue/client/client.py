@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack, cast
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from ..core.agents import Agent
 from ..core.concurrency import GRACE
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, ServerError
-from ..core.events import AnyEvent
+from ..core.events import AnyEvent, as_namespace
 from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
@@ -195,10 +195,17 @@ class Client:
         return await self._runs.result(run_id)
 
     async def cancel(
-        self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
+        self,
+        run_id: str,
+        *,
+        ns: Sequence[str] = (),
+        tasks: bool = False,
+        grace: float = GRACE,
+        reason: str = "cancelled",
     ) -> RunResult:
-        """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`."""
-        return await self._runs.cancel(run_id, reason, grace, tasks)
+        """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`. With `ns`, stop only
+        the run at that namespace below it."""
+        return await self._runs.cancel(run_id, reason, grace, tasks, as_namespace(ns))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         """Stop one background task under a root run, wait a few seconds for its end, and return its status."""

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from ..core.concurrency import FIRST_PAUSE, GRACE
 from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
+from ..core.events import Namespace
 from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique
-from ..log.read import RunLog, leg_of, read_until
+from ..log.read import leg_of, read_until
 from ..runtime.followed import FollowedLog
-from ..runtime.run import Opened, Run
+from ..runtime.run import Opened, Run, result_at
 from .connection import ANSWER_SECONDS, Connection, encode_body
 from .events import EventReader
 
@@ -106,15 +107,12 @@ class RemoteRuns:
     def _log(self, run_id: str, first: int) -> tuple[FollowedLog, int]:
         """Return the whole log: what ran before an answer counts too, such as children and tasks."""
         reader, connection = self.reader(run_id, 0), self._connection
-        return FollowedLog(lambda _: reader.read(), first, connection.spawn, connection.closed), first
+        return FollowedLog(run_id, lambda _: reader.read(), first, connection.spawn, connection.closed), first
 
     # --- what handles need
 
     async def wait_until_stored(self, run_id: str, end: asyncio.Future[Any]) -> None:
         """Nothing to wait for: a run has an id here once it is stored."""
-
-    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None:
-        raise ConfigurationError(f"run {run_id!r} is a child on a server: cancel its root run, or answer its questions")
 
     async def result(self, run_id: str, agent: str = "") -> RunResult:
         """Wait for the result of a run. Its output has the type of its agent, if a caller has given that."""
@@ -139,10 +137,10 @@ class RemoteRuns:
         status, body = await self._ask(run_id, f"/result?wait={wait}")
         return None if status == 202 else msgspec.convert(body, RunResult[Any])
 
-    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
-        body = encode_body({"tasks": tasks, "reason": reason, "grace": grace})
-        await self._ask(run_id, "/cancel", "POST", body=body, seconds=ANSWER_SECONDS + grace)
-        return await self.result(run_id)
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool, ns: Namespace = ()) -> RunResult:
+        body = {"tasks": tasks, "reason": reason, "grace": grace, **({"ns": ns} if ns else {})}
+        await self._ask(run_id, "/cancel", "POST", body=encode_body(body), seconds=ANSWER_SECONDS + grace)
+        return await (result_at(self.reader(run_id, 0).read(), ns, grace) if ns else self.result(run_id))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         path, body = f"tasks/{quote(task_id, safe='')}/cancel", encode_body({"run_id": run_id})

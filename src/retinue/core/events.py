@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any, ClassVar, Literal, get_args
@@ -25,6 +25,11 @@ from .results import ToolCallStatus, ToolResult
 from .runs import RunStatus, Usage
 
 Namespace = tuple[str, ...]
+
+
+def as_namespace(given: Sequence[str]) -> Namespace:
+    """Return a namespace, as events have it; in one string its parts are joined by "|"."""
+    return tuple(given.split("|")) if isinstance(given, str) and given else tuple(given)
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):

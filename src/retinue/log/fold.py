@@ -452,6 +452,8 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
     if event.status in WAITING:
         run.refused = event.error
     if event.status in ENDED:
+        if run.leg > 1:  # it has waited
+            _continue_above(tree, run)
         tree.open.pop(run.run_id, None)
         run.ending, run.jobs = Ending(event.status, event.termination, event.error), ()
     if p is not None:
@@ -466,6 +468,18 @@ def _run_finished(tree: LogState, run: RunState, event: RunFinished, p: Private 
             _count(tree, run, p.usage, max(0, event.steps - run.total_steps))
     if run.run_id in tree.grants:
         _end_grant(tree, run)
+
+
+def _continue_above(tree: LogState, run: RunState) -> None:
+    """Mark the calls that waited only for a run that has ended: they continue, as they do after an answer to that run."""
+    above = tree.parent_of(run)
+    while above is not None and above.calls:
+        call_id = run.identity.parent_tool_call_id or ""
+        call, asked = above.calls.get(call_id), above.asked.get((call_id,))
+        if call is None or call.status is not CALL_SUSPENDED or asked is None or not asked.stands_in:
+            return
+        above.pending = {call_id: None, **above.pending}
+        run, above = above, tree.parent_of(above)
 
 
 def _end_grant(tree: LogState, run: RunState) -> None:

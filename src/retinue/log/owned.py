@@ -104,6 +104,8 @@ class LiveLog:
         """The runs, and calls of runs, that wait for the next owner, by run id and call id."""
         self.holders: dict[str, Callable[[str], Awaitable[object]]] = {}
         """The background tasks at work here, by id, each with the function that cancels it."""
+        self.stops: dict[str, str] = EMPTY
+        """Why children that have not begun here are to stop as soon as they begin, by run id."""
         self.are_tasks_cancelled = False
         """True if the background tasks are to stop, also one that becomes known later."""
         self.on_release: Callable[[], None] | None = None

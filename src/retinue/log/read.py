@@ -66,6 +66,11 @@ class Reader(Protocol):
 class RunLog(Protocol):
     """A log as handles read it."""
 
+    @property
+    def log_id(self) -> str:
+        """The id of its root run."""
+        ...
+
     results: dict[str, RunResult]
     """The results of runs that are known in full."""
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox, linked_agents
+from ..core.concurrency import CancelScope
 from ..core.content import clean_text, to_json_value
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, IllegalMove, RecordUnreadable, ToolCancelled, UnknownAgent, UnknownKey
@@ -40,7 +41,7 @@ from ..core.stores import ThreadRecord
 from ..core.tools import Tool, ToolDescriptor
 from ..log.owned import LiveLog
 from ..log.receipts import receipt_of
-from ..log.state import CALL_NEW, NO_REQUEST, RUNNING, ChildRef, RunState, message_id
+from ..log.state import CALL_NEW, EMPTY, NO_REQUEST, RUNNING, CallState, ChildRef, RunState, message_id
 from .budget import is_limited
 from .phases import HookTable, shown
 from .tickets import tickets_of
@@ -165,6 +166,8 @@ class Execution:
         """True while the loop runs the calls of a step, and does nothing else."""
         self.holding: set[str] = set()
         """The calls that have a slot."""
+        self.queued: dict[str, CancelScope] = EMPTY
+        """The calls that wait for a slot."""
         self.asked_again: dict[str, set[int]] = {}
         """The children that a call has asked for in its present attempt, by number."""
         self.listing = asyncio.Lock()
@@ -274,6 +277,29 @@ class Execution:
         if len(self._own_messages) != len(state.messages) - state.own_from:
             self._own_messages = tuple(state.messages[state.own_from :])
         return self._own_messages
+
+    async def wait_for_slot(self, call: CallState) -> bool:
+        """Wait until a call has a slot; return False if the call was cancelled first, alone."""
+        call_id = call.call.id
+        if self.queued is EMPTY:
+            self.queued = {}
+        scope = self.queued[call_id] = CancelScope()
+        try:
+            with scope:
+                await self.slots.take()
+                return True
+            return False
+        finally:
+            del self.queued[call_id]
+
+    def leave_queue(self, call_id: str, reason: str) -> bool:
+        """End a call that waits for a slot as cancelled; return False if it does not wait."""
+        scope, call = self.queued.get(call_id), self.state.calls.get(call_id)
+        if scope is None or call is None or call.message is not None:
+            return False
+        finish_cancelled(self.log, self.state, call.call, reason, call.message_id)
+        scope.cancel()
+        return True
 
     def give_slot_back(self, call_id: str) -> None:
         """Release the slot of a call that has started a child; the call never takes it back."""

@@ -170,8 +170,8 @@ def _limit_of_calls(x: Execution) -> Reached | None:
 async def _run_call(x: Execution, call: CallState) -> None:
     """Run a call when there is a slot for it."""
     slots, made = x.slots, call.call
-    if not slots.take_now():
-        await slots.take()
+    if not slots.take_now() and not await x.wait_for_slot(call):
+        return
     x.holding.add(made.id)
     try:
         if x.log.is_leaving:

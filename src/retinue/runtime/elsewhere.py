@@ -257,7 +257,7 @@ class Elsewhere:
                 return await self._accepted_before(record, command), None
             if log_id == run_id and record.identity.parent_run_id is not None and not of_parent:
                 return Reply(f"run {run_id!r} was placed for another run: answer that one, or its root"), None
-        elif isinstance(command, Cancel) and record.has_ended and not command.tasks:
+        elif isinstance(command, Cancel) and record.has_ended and not (command.tasks or command.ns):
             return Reply(), None
         reply, run = await self._put(facts if log_id == run_id else await self._facts(log_id), command)
         if reply.refused and run is None and isinstance(command, Decide):
@@ -296,7 +296,7 @@ class Elsewhere:
                 root = await self._facts(log_id)  # before the reply: the log may end with it
                 if (body := await store.reply_to(log_id, wish.wish_id)) is not None:
                     return decode_reply(body), runs.get(log_id)
-                if root.record.has_ended and wish.run_id == log_id:
+                if root.record.has_ended and wish.run_id == log_id and (wish.kind != "cancel_run" or not root.owner):
                     return Reply(f"run {log_id!r} is {root.record.status}, it waits for nothing"), None
                 if await self._claim_to_reply(wish, root) is not None:
                     continue

@@ -49,12 +49,13 @@ class FollowedLog:
 
     def __init__(
         self,
+        log_id: str,
         read: Callable[[int], AsyncGenerator[Event]],
         first: int,
         spawn: Spawn = asyncio.create_task,
         closed: Callable[[], RetinueError] | None = None,
     ) -> None:
-        self._read, self._first, self._spawn, self._closed = read, first, spawn, closed
+        self.log_id, self._read, self._first, self._spawn, self._closed = log_id, read, first, spawn, closed
         self._progress = Progress()
         self.events: list[Event] = []
         self.places: list[int] = []

@@ -9,8 +9,7 @@
   in the store for that owner.
 - So a release cannot overlook a command of this process: it is carried out before the release begins, or asked again after.
 - The rows of a command and its reply are one transaction. A command of this process that changes the log at once is not
-  stored as a wish. A cancel of the root is, because it takes time: if this process dies meanwhile, the next owner stops
-  the run.
+  stored as a wish. A cancel is, because it takes time: if this process dies meanwhile, the next owner stops the run.
 - When the process stops, runs are released or lost, so every open command gets None.
 """
 
@@ -32,6 +31,7 @@ from ..core.stores import DurableStore, RunRecord, Wish
 from ..core.stores import Reply as StoredReply
 from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, make_wish, read_wish, stored
 from ..loop.grants import falls_short, grant, wanted_with_child
+from .cancel import cancel_run
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -63,7 +63,7 @@ class Inbox:
         self._run = run
         self._waiting: list[_Asked] = []
         self._cancels = 0
-        """The cancels that are being carried out."""
+        """The cancels of the root that are being carried out."""
         self._wishes: dict[str, Replied] = {}
         """The replies to all wishes that were delivered."""
 
@@ -88,11 +88,20 @@ class Inbox:
         return asked.replied
 
     def store_cancel(self, store: DurableStore, command: Cancel) -> None:
-        """Store a cancel that this process carries out already, for the next owner."""
+        """Store a cancel of the root that this process carries out already, for the next owner."""
         wish, run = make_wish(self._run.run_id, command), self._run
         self._wishes[wish.wish_id] = asyncio.get_running_loop().create_future()
         run.replies.append(stored(wish.wish_id, Reply()))
         run.spawn(_put(store, wish))
+
+    async def _cancel_below(self, asked: _Asked, command: Cancel) -> Reply:
+        """Cancel one run below the root. The cancel is stored first: if this process dies, the next owner carries it out."""
+        run = self._run
+        if not asked.wish_id and run.home.owner is not None and run.writer is not None:
+            wish = make_wish(run.run_id, command)
+            asked.wish_id, self._wishes[wish.wish_id] = wish.wish_id, asked.replied
+            await _put(run.home.owner.store, wish)
+        return await cancel_run(run, command)
 
     def go_on(self) -> None:
         """Carry out what had to wait: a leg has ended, a release is stored, or the log is lost."""
@@ -107,6 +116,8 @@ class Inbox:
             self._waiting.append(asked)
         elif run.is_given_up:
             asked.resolve(None)
+        elif isinstance(command, Cancel) and command.ns:
+            run.spawn(self._work(asked, self._cancel_below(asked, command)))
         elif isinstance(command, Cancel):
             self._cancels += 1
             run.spawn(
@@ -142,8 +153,12 @@ class Inbox:
         run = self._run
         record = run.home.background.accept(run.log, run_id, decisions)
         if record is not None:
-            run.spawn(self._continue_child(record, replies))
+            self.continue_child(record, replies)
         return record is not None
+
+    def continue_child(self, record: RunRecord, replies: tuple[StoredReply, ...] = ()) -> None:
+        """Store the leg that was begun for a background child, then let the child continue."""
+        self._run.spawn(self._continue_child(record, replies))
 
     async def _continue_child(self, record: RunRecord, replies: tuple[StoredReply, ...]) -> None:
         run = self._run
@@ -182,7 +197,7 @@ class Inbox:
         except Exception as exc:  # a run that broke down has stopped
             reply = Reply() if is_known else self._refusal(exc)
         finally:
-            self._cancels -= isinstance(asked.command, Cancel)
+            self._cancels -= isinstance(asked.command, Cancel) and not asked.command.ns
             asked.resolve(reply)
             self.go_on()
         if reply is not None and asked.wish_id and not is_known:

@@ -19,7 +19,7 @@ from ..core.concurrency import GRACE, CancellationToken, Jobs, join, wait_for_fi
 from ..core.context import OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
-from ..core.rows import Ending
+from ..core.rows import Answer, Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
 from ..log.ask import Cancel
@@ -541,12 +541,17 @@ class LiveRun:
         answers = match_decisions(self.log.tree, state, decisions)
         if not answers:
             return False
+        self.begin_leg(tuple(answers), replies)
+        return True
+
+    def begin_leg(self, answers: tuple[Answer, ...] = (), replies: tuple[Reply, ...] = ()) -> None:
+        """Start a leg of the run, which waits: with decisions, or because a run that it waits for has ended."""
+        assert self.state is not None
         self.log.ended = False
         self.first = self.log.tree.seq
-        start_leg(self.log, state, tuple(answers))
+        start_leg(self.log, self.state, answers)
         self.is_done, self.record.result = False, None
         self.proceed(replies)
-        return True
 
     def receive(self, wish: Wish) -> None:
         """Carry out a wish from the inbox."""

@@ -136,7 +136,11 @@ class AgentRegistry:
         """Ask the backends of suspended runs elsewhere to stop them: these runs of a log, or all. Errors are logged."""
         known = tree.runs.values() if runs is None else runs
         waiting = [run for run in known if run.tickets and run.waits and not run.request.detached]
-        stops = [self._stop(tree, run, reason) for run in waiting]
+        await self.stop_runs(tree, waiting, reason)
+
+    async def stop_runs(self, tree: LogState, runs: Iterable[RunState], reason: str) -> None:
+        """Ask the backends of runs elsewhere to stop them. Errors are logged."""
+        stops = [self._stop(tree, run, reason) for run in runs]
         for problem in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(problem, Exception):
                 _log.warning("a run elsewhere could not be stopped: %s", problem)

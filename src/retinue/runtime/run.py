@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from ..core.concurrency import GRACE
-from ..core.errors import ConfigurationError, OwnershipLost
-from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Namespace, RunFinished, TextDelta
+from ..core.errors import ConfigurationError, OwnershipLost, UnknownRun
+from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Event, Namespace, RunFinished, RunStarted, TextDelta
 from ..core.runs import Out, RunResult
 from ..core.state import PersistedState
 from ..log.read import RunLog, end_of, leg_of, read_until
@@ -23,9 +24,7 @@ class RunHome(Protocol):
 
     async def result(self, run_id: str) -> RunResult: ...
 
-    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult: ...
-
-    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None: ...
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool, ns: Namespace = ()) -> RunResult: ...
 
 
 Opened = tuple[RunLog, int]
@@ -222,9 +221,7 @@ class ChildRun(RunHandle[Any]):
 
     async def cancel(self, reason: str = "cancelled", grace: float = GRACE) -> RunResult:
         """Stop this child alone; its parent reads a cancelled result and continues."""
-        await self._home.abort_child(self._log, self.run_id, reason)
-        async with asyncio.timeout(grace):
-            return await self.result()
+        return await self._home.cancel(self._log.log_id, reason, grace, False, self.ns)
 
     async def _open(self) -> Opened:
         return self._log, self._first
@@ -244,6 +241,22 @@ def _result_of(end: RunFinished, thread_id: str) -> RunResult:
         error=end.error,
         termination=end.termination,
     )
+
+
+async def result_at(
+    events: AsyncGenerator[Event], ns: Namespace, seconds: float, known: Mapping[str, RunResult] = MappingProxyType({})
+) -> RunResult:
+    """Return the result of the run at a namespace, from the events of its log; raise TimeoutError if it has not ended."""
+    thread_id = ""
+    async with asyncio.timeout(seconds), aclosing(events):
+        async for event in events:
+            if event.ns != ns:
+                continue
+            if isinstance(event, RunStarted):
+                thread_id = event.thread_id
+            elif isinstance(event, RunFinished) and event.status.is_terminal:
+                return known.get(event.run_id) or _result_of(event, thread_id)
+    raise UnknownRun("|".join(ns))
 
 
 class TextStream:

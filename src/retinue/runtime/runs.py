@@ -27,7 +27,7 @@ from ..core.errors import (
     ThreadBusy,
     UnknownRun,
 )
-from ..core.events import Event, Sink
+from ..core.events import Event, Namespace, Sink
 from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import (
@@ -41,7 +41,7 @@ from ..core.stores import (
     WhenBusy,
     title_of,
 )
-from ..log.ask import Cancel, CancelTask, Command, Decide, Reply
+from ..log.ask import NOT_FOUND, Cancel, CancelTask, Command, Decide, Reply
 from ..log.owned import Gathering, LendSlot, LiveLog, LogWriter
 from ..log.ownership import Owner
 from ..log.read import RunLog, StoreLog, leg_of, read_until
@@ -53,7 +53,7 @@ from .inbox import Replied
 from .live import LiveRun
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Opened, Run, result_or_cancel
+from .run import Opened, Run, result_at, result_or_cancel
 from .stored_start import decode_start
 
 if TYPE_CHECKING:
@@ -385,27 +385,25 @@ class LocalRuns:
             await asyncio.wait({live.begun, end}, return_when=asyncio.FIRST_COMPLETED)
             (live.begun if live.begun.done() else end).result()
 
-    async def abort_child(self, log: RunLog, run_id: str, reason: str) -> None:
-        """Stop one child of a run that works here."""
-        if not isinstance(log, LiveLog):
-            raise ConfigurationError(f"run {run_id!r} works in another process: cancel its root run")
-        state = log.tree.runs.get(run_id)
-        if not any(run_id in run.children for run in log.tree.runs.values()):
-            raise ConfigurationError(f"run {run_id!r} is below a sub-agent on a server: cancel that sub-agent")
-        if state is not None and state.waits:
-            raise ConfigurationError(
-                f"run {run_id!r} waits for a human: answer it with Decision.cancel(), or cancel its root run"
-            )
-        await self.backend.abort(run_id, reason)
-
-    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool) -> RunResult:
-        """Stop a run of any process, and wait for its end."""
-        if self.get(run_id) is None:
-            record = await self.record(run_id)
-            if record.log_id not in ("", run_id):
-                raise ConfigurationError(f"run {run_id!r} is in the background of {record.log_id!r}: cancel its task")
+    async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool, ns: Namespace = ()) -> RunResult:
+        """Stop a run of any process, or the run at a namespace below it, and wait for its end."""
+        if ns:
+            reply, _ = await self.ask(run_id, Cancel(reason=reason, grace=grace, tasks=tasks, ns=ns))
+            if reply.code == NOT_FOUND:
+                raise UnknownRun("|".join((run_id, *ns)))
+            if reply.code:
+                raise ConfigurationError(reply.refused)
+            log = self.log(await self._log_id(run_id))
+            return await result_at(read_until(log.read(live=True)), ns, grace, log.results)
+        if self.get(run_id) is None and (log_id := await self._log_id(run_id)) != run_id:
+            raise ConfigurationError(f"run {run_id!r} is in the background of {log_id!r}: cancel its task")
         _, run = await self.ask(run_id, Cancel(reason=reason, grace=grace, tasks=tasks))
         return await (self.result(run_id) if run is None else self.handle(run).result())
+
+    async def _log_id(self, run_id: str) -> str:
+        if (run := self.run_with(run_id)) is not None and run.run_id == run_id:
+            return run_id
+        return (await self.record(run_id)).log_id or run_id
 
     async def cancel_task(self, run_id: str, task_id: str) -> TaskStatus:
         """Stop a background task of any process, and return its status."""

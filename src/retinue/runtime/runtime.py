@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
@@ -16,7 +16,7 @@ from ..core.concurrency import GRACE, CancellationToken
 from ..core.decisions import LOCAL_USER, Decision, stamped
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
-from ..core.events import AnyEvent, Sink, as_sinks
+from ..core.events import AnyEvent, Sink, as_namespace, as_sinks
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
@@ -488,13 +488,20 @@ class Runtime:
         return StoredEvents(self._runs, run_id)
 
     async def cancel(
-        self, run_id: str, *, tasks: bool = False, grace: float = GRACE, reason: str = "cancelled"
+        self,
+        run_id: str,
+        *,
+        ns: Sequence[str] = (),
+        tasks: bool = False,
+        grace: float = GRACE,
+        reason: str = "cancelled",
     ) -> RunResult:
         """Stop a run and its children, and wait for its end; stop background tasks only with `tasks`.
 
-        If another process works on the run, that process is asked to stop it.
+        `ns` is the namespace of a run below it, as events have it: only that run is stopped, whatever it does, and its
+        parent reads a cancelled result and continues. If another process works on the run, that process stops it.
         """
-        return await self._runs.cancel(run_id, reason, grace, tasks)
+        return await self._runs.cancel(run_id, reason, grace, tasks, as_namespace(ns))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         """Stop one background task under a root run, wait a few seconds for its end, and return its status.

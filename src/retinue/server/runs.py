@@ -281,10 +281,10 @@ async def get_result(call: Call) -> Any:
 
 @endpoint("POST", f"{_RUN}/cancel", scope="run", body=CancelRun, returns=RunState)
 async def cancel_run(call: Call) -> Any:
-    """Stop a run and wait for its end."""
+    """Stop a run, or one below it, and wait for its end."""
     body: CancelRun = call.body
     run_id = (await call.run()).identity.run_id
-    result = await call.runtime.cancel(run_id, tasks=body.tasks, reason=body.reason, grace=body.grace)
+    result = await call.runtime.cancel(run_id, ns=body.ns, tasks=body.tasks, reason=body.reason, grace=body.grace)
     return {"run_id": result.run_id, "thread_id": result.thread_id, "status": result.status.value}
 
 

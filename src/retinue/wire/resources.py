@@ -121,8 +121,10 @@ class Decisions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CancelRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST runs/{id}/cancel`: background tasks are stopped only with `tasks`; `grace` is in seconds."""
+    """`POST runs/{id}/cancel`: with `ns`, only the run at that namespace below it is stopped; background tasks only with
+    `tasks`. `grace` is in seconds."""
 
+    ns: tuple[str, ...] = ()
     tasks: bool = False
     reason: str = "cancelled"
     grace: Annotated[float, Meta(ge=0, le=300)] = GRACE
