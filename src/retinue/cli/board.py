@@ -25,9 +25,10 @@ from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus
 from ..tasks.task import TaskStatus
 from ..wire.tree import CallNode, Node, RunNode
+from .columns import wrapped
 from .outline import ShownTree
 from .questions import Question, question_of
-from .rows import Look, Row, call_row, done_row, ended_rows, plain, shown_children, tree_rows, wrapped
+from .rows import Look, Row, call_row, done_row, ended_rows, plain, shown_children, tree_rows
 from .text import clean, headline, one_line
 
 OPEN_LINES = 6
@@ -78,7 +79,8 @@ class Board:
 
     def apply(self, event: Event) -> list[Block]:
         """Read an event and return what is finished by it."""
-        if type(event) is RunStarted and not event.ns and not event.continues:
+        begins = type(event) is RunStarted and not event.ns and event.run_id not in self.tree.runs
+        if begins:
             self._begin_turn()
         self.tree(event)
         if not event.seq and type(event) is ErrorRaised:
@@ -93,6 +95,8 @@ class Board:
             return []
         if run.ns:
             return self._below(event, run)
+        if begins:
+            return [Block(rows=said_rows(run.task, self.look))] if run.task else []
         return self._of_root(event, run)
 
     def _begin_turn(self) -> None:
@@ -114,8 +118,6 @@ class Board:
 
     def _of_root(self, event: Event, run: RunNode) -> list[Block]:
         match event:
-            case RunStarted(continues=False):
-                return [] if not run.task else [Block(rows=said_rows(run.task, self.look))]
             case TextDelta():
                 self._open += clean(event.delta) if self._open or event.delta.strip() else ""
                 return self._closed_words(run)
@@ -182,7 +184,7 @@ class Board:
             alone = [call_row(call, look, look.columns) for call in calls if not call.children and not call.is_task]
             if alone:
                 blocks.append(Block(rows=tuple(alone), gap=not any(call.children for call in calls)))
-            rows = [row for row in ended_rows(run, look)] if step is run.step else []
+            rows = ended_rows(run, look) if step is run.step else []
             if rows:
                 blocks.append(Block(rows=tuple(rows)))
         return blocks
@@ -193,7 +195,10 @@ class Board:
         rows: list[Row] = []
         if event.status in (RunStatus.FAILED, RunStatus.TIMEOUT):
             why = clean(event.error or event.termination)
-            rows += [[("failed", line)] for line in wrapped(f"{self._bad} The turn failed: {why}", self.look.columns, "", "  ")]
+            rows += [
+                [("failed", line)]
+                for line in wrapped(f"{self._bad} The turn failed: {why}", self.look.columns, "", "  ")
+            ]
             rows.append([("dim", f"  {run.run_id} · step {run.step.number}")])
         rows.append(done_row(run, self.look))
         return [Block(rows=tuple(rows))]
@@ -210,7 +215,10 @@ class Board:
         self.tasks.pop(event.task_id, None)
         good = status is TaskStatus.COMPLETED
         mark = ("done", "+" if self.look.ascii else "✓") if good else ("failed", self._bad)
-        first: Row = [(mark[0], f"{mark[1]} "), ("", f"{one_line(event.agent, 60)} ended in the background: {status.lower()}")]
+        first: Row = [
+            (mark[0], f"{mark[1]} "),
+            ("", f"{one_line(event.agent, 60)} ended in the background: {status.lower()}"),
+        ]
         reply = headline(self._replies.get(event.ns, ""), self.look.columns - 4) if self._replies.get(event.ns) else ""
         task: Row = [("dim", self.look.cut(f"  task {event.task_id}", self.look.columns))]
         return [Block(rows=(first, *([[("dim", f"  {reply}")]] if reply else []), task))]
@@ -287,5 +295,7 @@ def _note(text: str, look: Look) -> Block:
 
 def text_of(blocks: list[Block]) -> str:
     """Return blocks as plain text: what a test compares."""
-    lines = [line for block in blocks for line in ([block.words] if block.words else [plain(row) for row in block.rows])]
+    lines = [
+        line for block in blocks for line in ([block.words] if block.words else [plain(row) for row in block.rows])
+    ]
     return "\n".join(lines)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigurationError, RetinueError
 from ..core.runs import unique
 from .agents import choose_model
+from .columns import short_count
 from .outline import event_line, tree_lines
-from .rows import money, short_count, state_of, total_usage
+from .rows import money, state_of, total_usage
 from .text import moment, one_line
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ class Commands:
     async def _agents(self, rest: str) -> None:
         board = self._talk.screen.board
         working = [run for run in board.tree.runs.values() if run.ended is None]
-        lines = [f"  {one_line(run.label, 30):<16}{state_of(run, board.look)}: {one_line(run.task, 60)}" for run in working]
+        lines = [
+            f"  {one_line(run.label, 30):<16}{state_of(run, board.look)}: {one_line(run.task, 60)}" for run in working
+        ]
         self._talk.lines("\n".join(lines) or f"  {', '.join(self._talk.session.agents)}")
 
     async def _tasks(self, rest: str) -> None:
@@ -151,7 +154,9 @@ class Commands:
         talk, lines = self._talk, list[str]()
         for run in talk.screen.board.tree.runs.values():
             used = run.own_usage
-            lines.append(f"  {one_line(run.label, 30):<20}{short_count(used.tokens):>8} tok  {money(used):>8}  {run.model}")
+            lines.append(
+                f"  {one_line(run.label, 30):<20}{short_count(used.tokens):>8} tok  {money(used):>8}  {run.model}"
+            )
         root = talk.screen.board.root
         if root is not None:
             used = total_usage(root)
@@ -224,7 +229,10 @@ class Commands:
             consent.allow(rest)
             self._talk.screen.note(f"not asked about any more: {rest}")
         else:
-            self._talk.lines("\n".join(f"  {rule}" for rule in consent.rules_given) or "  everything that changes something is asked about")
+            self._talk.lines(
+                "\n".join(f"  {rule}" for rule in consent.rules_given)
+                or "  everything that changes something is asked about"
+            )
 
     async def _receipt(self, rest: str) -> None:
         root = self._talk.screen.board.root

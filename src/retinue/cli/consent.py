@@ -63,7 +63,9 @@ class Consent(Permissions):
             self._unasked[call.name] = self._unasked.get(call.name, 0) + 1
             return Block(f"{call.name} needs the consent of the user, who cannot be asked: do not try again")
         said = next((message.text for message in reversed(ctx.messages) if message.role == "assistant"), "")
-        question = Question(ctx.run.run_id, (ctx.agent.name,), call.name, call.args, said=last_sentence(said), read=self._read)
+        question = Question(
+            ctx.run.run_id, (ctx.agent.name,), call.name, call.args, said=last_sentence(said), read=self._read
+        )
         self._open.append((ctx, question))
         try:
             answer = await self.view.ask(question)
@@ -82,7 +84,9 @@ class Consent(Permissions):
         # Other arguments come with a decision on the waiting call: they are checked like those of a model.
         self.view.decide(ctx.run.run_id, call.id, answer)
         text = f"May {ctx.agent.name} call {call.name}?"
-        return Suspend(SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, APPROVAL, editable=True))
+        return Suspend(
+            SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, APPROVAL, editable=True)
+        )
 
     def _read(self, path: str) -> str | None:
         """Return the text of a file of the folder, for what a change would do to it."""

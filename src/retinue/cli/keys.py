@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
+from prompt_toolkit.completion import CompleteEvent, get_common_complete_suffix
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
-from .questions import Answer, Question
+from .questions import Answer, Question, detail_rows
+from .reader import transcript
 
 if TYPE_CHECKING:
     from .screen import Screen
 
 _TEXT = ("reason", "answer", "edit", "find")
+
+
+Act = Callable[[KeyPressEvent], object]
 
 
 def make_keys(screen: Screen) -> KeyBindings:
@@ -25,64 +33,61 @@ def make_keys(screen: Screen) -> KeyBindings:
     return keys
 
 
+def _bind(keys: KeyBindings, acts: Mapping[str, Act], filter: Condition | bool = True, *, eager: bool = False) -> None:
+    """Bind keys, each the names of what is pressed one after the other."""
+    for names, act in acts.items():
+
+        def pressed(event: KeyPressEvent, act: Act = act) -> None:
+            act(event)
+
+        keys.add(*names.split(), filter=filter, eager=eager)(pressed)
+
+
 def _add_line_keys(keys: KeyBindings, screen: Screen) -> None:
+    buffer, is_searching = screen.buffer, Condition(lambda: screen.app.layout.is_searching)
     in_text = Condition(lambda: screen.focus == "line" or screen.focus in _TEXT)
-    on_line = Condition(lambda: screen.focus == "line" and screen.submit is not None)
+    is_empty = Condition(lambda: screen.focus == "line" and screen.submit is not None and not buffer.text)
+    _bind(keys, {"enter": lambda event: _enter(screen)}, Condition(lambda: in_text() and not is_searching()))
+    _bind(keys, dict.fromkeys(("c-j", "escape enter"), lambda event: buffer.insert_text("\n")), in_text)
+    _bind(keys, dict.fromkeys(("c-g", "c-o"), lambda event: buffer.open_in_editor()), in_text)
+    _bind(keys, {"c-s": lambda event: screen.send_edited()}, Condition(lambda: screen.focus == "edit"))
+    _bind(keys, {"c-d": lambda event: screen.leave()}, is_empty)
+    always: dict[str, Act] = {
+        "tab": lambda event: _tab(screen),
+        "c-c": lambda event: _interrupt(screen),
+        "c-l": lambda event: event.app.renderer.clear(),
+        "c-z": lambda event: event.app.suspend_to_background(),
+        "escape": lambda event: _escape(screen),
+    }
+    _bind(keys, always)
 
-    @keys.add("enter", filter=in_text & Condition(lambda: not screen.app.layout.is_searching))
-    def _(event: KeyPressEvent) -> None:
-        screen.remark = ""
-        screen.enter()
 
-    @keys.add("c-j", filter=in_text)
-    @keys.add("escape", "enter", filter=in_text)
-    def _(event: KeyPressEvent) -> None:
-        screen.buffer.insert_text("\n")
+def _enter(screen: Screen) -> None:
+    screen.remark = ""
+    screen.enter()
 
-    @keys.add("c-s", filter=Condition(lambda: screen.focus == "edit"))
-    def _(event: KeyPressEvent) -> None:
-        screen.send_edited()
 
-    @keys.add("c-g", filter=in_text)
-    @keys.add("c-o", filter=in_text)
-    def _(event: KeyPressEvent) -> None:
-        screen.buffer.open_in_editor()
+def _tab(screen: Screen) -> None:
+    screen.remark = ""
+    if screen.focus == "line" and screen.buffer.text:
+        _complete(screen)
+    else:
+        _next_focus(screen)
 
-    @keys.add("tab")
-    def _(event: KeyPressEvent) -> None:
-        screen.remark = ""
-        if screen.focus == "line" and screen.buffer.text:
-            _complete(screen)
-        else:
-            _next_focus(screen)
 
-    @keys.add("c-c")
-    def _(event: KeyPressEvent) -> None:
-        screen.remark = ""
-        if screen.focus in _TEXT:
-            screen.set_focus("line")
-        elif screen.buffer.text and not screen.board.works:
-            screen.buffer.reset()
-        else:
-            screen.stop()
+def _interrupt(screen: Screen) -> None:
+    screen.remark = ""
+    if screen.focus in _TEXT:
+        screen.set_focus("line")
+    elif screen.buffer.text and not screen.board.works:
+        screen.buffer.reset()
+    else:
+        screen.stop()
 
-    @keys.add("c-d", filter=on_line & Condition(lambda: not screen.buffer.text))
-    def _(event: KeyPressEvent) -> None:
-        assert screen.submit is not None
-        screen.submit("/exit")
 
-    @keys.add("c-l")
-    def _(event: KeyPressEvent) -> None:
-        event.app.renderer.clear()
-
-    @keys.add("c-z")
-    def _(event: KeyPressEvent) -> None:
-        event.app.suspend_to_background()
-
-    @keys.add("escape", eager=False)
-    def _(event: KeyPressEvent) -> None:
-        screen.remark = ""
-        screen.set_focus("question" if screen.focus in _TEXT and screen.asked and screen.focus != "find" else "line")
+def _escape(screen: Screen) -> None:
+    screen.remark = ""
+    screen.set_focus("question" if screen.focus in _TEXT and screen.asked and screen.focus != "find" else "line")
 
 
 def _next_focus(screen: Screen) -> None:
@@ -99,8 +104,6 @@ def _next_focus(screen: Screen) -> None:
 def _complete(screen: Screen) -> None:
     """Complete the word; with several ways to go on, name them."""
     buffer, completer = screen.buffer, screen.buffer.completer
-    from prompt_toolkit.completion import CompleteEvent, get_common_complete_suffix
-
     found = list(completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
     if len(found) == 1:
         buffer.apply_completion(found[0])
@@ -119,7 +122,8 @@ def approve(screen: Screen, *, always: bool = False) -> None:
     if screen.asked:
         question = screen.asked[0]
         if question.is_approval:
-            screen.give(Answer(True, always=always))
+            if not screen.is_too_early():
+                screen.give(Answer(True, always=always))
         else:
             screen.borrow_line("answer")
 
@@ -131,8 +135,6 @@ def reject(screen: Screen) -> None:
 
 def edit(screen: Screen) -> None:
     """Write the arguments into the editor, as JSON."""
-    import json
-
     if not screen.asked:
         return
     question = screen.asked[0]
@@ -150,8 +152,6 @@ def _rotate(screen: Screen) -> None:
 
 
 def _show_all(screen: Screen) -> None:
-    from .questions import detail_rows
-
     if not screen.asked:
         return
     question: Question = screen.asked[0]
@@ -161,34 +161,37 @@ def _show_all(screen: Screen) -> None:
 
 def _add_question_keys(keys: KeyBindings, screen: Screen) -> None:
     focused = Condition(lambda: screen.focus == "question" and bool(screen.asked))
-    asked = Condition(lambda: bool(screen.asked))
-    does: dict[str, Any] = {
-        "a": lambda: approve(screen),
-        "r": lambda: reject(screen),
-        "e": lambda: edit(screen),
-        "l": lambda: approve(screen, always=True),
-        "v": lambda: _show_all(screen),
-        "n": lambda: _rotate(screen),
+    does: dict[str, Act] = {
+        "a": lambda event: approve(screen),
+        "r": lambda event: reject(screen),
+        "e": lambda event: edit(screen),
+        "l": lambda event: approve(screen, always=True),
+        "v": lambda event: _show_all(screen),
+        "n": lambda event: _rotate(screen),
     }
-    for key, act in does.items():
+    for key in does:  # a remark is about the key before
+        does[key] = partial(_without_remark, screen, does[key])
+    _bind(keys, does, focused, eager=True)
+    _bind(keys, {f"escape {key}": act for key, act in does.items()}, Condition(lambda: bool(screen.asked)))
+    _bind(keys, {"enter": lambda event: _enter_on_question(screen)}, focused, eager=True)
+    _bind(keys, {Keys.Any.value: lambda event: _refuse(screen, event, " Nothing was answered.")}, focused)
 
-        def pressed(event: KeyPressEvent, act: Any = act) -> None:
-            screen.remark = ""
-            act()
 
-        keys.add(key, filter=focused, eager=True)(pressed)
-        keys.add("escape", key, filter=asked)(pressed)
+def _without_remark(screen: Screen, act: Act, event: KeyPressEvent) -> None:
+    screen.remark = ""
+    act(event)
 
-    @keys.add("enter", filter=focused, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        if screen.asked[0].is_approval:
-            screen.say("Enter does nothing here. Nothing was answered.")
-        else:
-            approve(screen)
 
-    @keys.add(Keys.Any, filter=focused, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        screen.say(f"{event.data} does nothing here. Nothing was answered." if event.data.isprintable() else "")
+def _enter_on_question(screen: Screen) -> None:
+    if screen.asked[0].is_approval:
+        screen.say("Enter does nothing here. Nothing was answered.")
+    else:
+        approve(screen)
+
+
+def _refuse(screen: Screen, event: KeyPressEvent, more: str = "") -> None:
+    if event.data.isprintable():
+        screen.say(f"{event.data} does nothing here.{more}")
 
 
 # --- the tree
@@ -204,51 +207,41 @@ def _move(screen: Screen, by: int) -> None:
 
 def _add_tree_keys(keys: KeyBindings, screen: Screen) -> None:
     on_tree = Condition(lambda: screen.focus == "tree")
+    does: dict[str, Act] = {
+        "up": lambda event: _move(screen, -1),
+        "down": lambda event: _move(screen, 1),
+        "right": lambda event: _open(screen, True),
+        "left": lambda event: _open(screen, False),
+        "enter": lambda event: _read(screen),
+        "x": lambda event: _stop(screen),
+        "m": lambda event: _message(screen),
+        "/": lambda event: screen.borrow_line("find"),
+    }
+    _bind(keys, does, on_tree, eager=True)
+    _bind(keys, {Keys.Any.value: lambda event: _refuse(screen, event)}, on_tree)
 
-    @keys.add("up", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        _move(screen, -1)
 
-    @keys.add("down", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        _move(screen, 1)
+def _open(screen: Screen, is_open: bool) -> None:
+    chosen = screen.look.selected
+    if chosen is not None:
+        screen.look.expanded = screen.look.expanded | {chosen} if is_open else screen.look.expanded - {chosen}
 
-    @keys.add("right", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        if screen.look.selected is not None:
-            screen.look.expanded |= {screen.look.selected}
 
-    @keys.add("left", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        screen.look.expanded -= {screen.look.selected or ""}
+def _read(screen: Screen) -> None:
+    run = screen.chosen()
+    if run is not None:
+        screen.app.create_background_task(screen.read(run.label, lambda: transcript(run, screen.look)))
 
-    @keys.add("enter", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        from .reader import transcript
 
-        run = screen.chosen()
-        if run is not None:
-            screen.app.create_background_task(screen.read(run.label, lambda: transcript(run, screen.look)))
+def _stop(screen: Screen) -> None:
+    run = screen.chosen()
+    if run is not None:
+        screen.stop_run(run.run_id if run.ns else None)
+        screen.say(f"stopping {run.label}" if run.ns else "stopping the turn")
 
-    @keys.add("x", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        run = screen.chosen()
-        if run is not None:
-            screen.stop_run(run.run_id if run.ns else None)
-            screen.say(f"stopping {run.label}" if run.ns else "stopping the turn")
 
-    @keys.add("m", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        run = screen.chosen()
-        if run is not None and screen.submit is not None:
-            screen.set_focus("line")
-            screen.buffer.insert_text(f"@{run.label} ")
-
-    @keys.add("/", filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        screen.borrow_line("find")
-
-    @keys.add(Keys.Any, filter=on_tree, eager=True)
-    def _(event: KeyPressEvent) -> None:
-        if event.data.isprintable():
-            screen.say(f"{event.data} does nothing here.")
+def _message(screen: Screen) -> None:
+    run = screen.chosen()
+    if run is not None and screen.submit is not None:
+        screen.set_focus("line")
+        screen.buffer.insert_text(f"@{run.label} ")

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterable
 from typing import TextIO
 
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from rich.console import Console
 from rich.markdown import Markdown
 
 from .board import Block
-from .rows import Look, Row, cells
+from .columns import cells
+from .rows import Look, Row
 from .text import clean, is_unicode
 
 _CODES = {
@@ -89,9 +91,9 @@ class Paint:
         return [line.rstrip() for line in out.getvalue().strip("\n").split("\n")]
 
 
-def fragments(rows: Iterable[Row]) -> list[tuple[str, str]]:
+def fragments(rows: Iterable[Row]) -> StyleAndTextTuples:
     """Return rows as prompt_toolkit paints them."""
-    painted: list[tuple[str, str]] = []
+    painted: StyleAndTextTuples = []
     for row in rows:
         for style, text in row:
             painted.append((" ".join(STYLES.get(name, "") for name in style.split()), text))

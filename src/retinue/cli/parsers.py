@@ -36,10 +36,11 @@ terminal such calls are refused.
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds.""",
     "chat": """\
-Each line is a message in one conversation; the agents answer it as with retinue run, and remember the lines before.
---thread continues a conversation that --db has kept.
+Each message is a turn of one conversation; the agents answer it as with retinue run, and remember what was said before.
+--continue and --thread go on with a conversation that --db, or the server, has kept.
 
-Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines are read until the input ends.""",
+/help shows the keys and commands. Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines
+are read until the input ends.""",
     "serve": """\
 TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
 that returns one of them.
@@ -84,7 +85,7 @@ _GROUPS = {
 }
 _COMMANDS = {  # the function, what it does, and an example
     "run": ("run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
-    "chat": ("chat:chat", "talk about the files of a folder, line by line", "--workspace docs --db sqlite:///app.db"),
+    "chat": ("chat:chat", "talk about the files of a folder", "--workspace docs --db sqlite:///app.db"),
     "agents list": ("agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
     "agents validate": (
         "agents:validate_agents",
@@ -336,7 +337,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--at": _value("SEQ", "the number of the event", type=count_from_1, required=True),
     "--cancel": _value("CALL[=REASON]", "do not go on; the model reads why", **_REPEATED),
     "--ascii": _flag("draw with ASCII only"),
-    "--continue": {"action": "store_true", "dest": "goes_on", "help": "go on with the last conversation of the database"},
+    "--continue": {
+        "action": "store_true",
+        "dest": "goes_on",
+        "help": "go on with the last conversation of the database",
+    },
     "--cors": _value(
         "ORIGIN",
         "an origin whose pages may use it, as in https://app.example.com; may be repeated",

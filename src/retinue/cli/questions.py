@@ -8,12 +8,13 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..core.decisions import Decision
 from ..core.results import SuspendTicket
 from ..wire.tree import CallNode, RunNode
-from .rows import Look, Row, cells, clock, wrapped
+from .columns import cells, clock, wrapped
+from .rows import Look, Row
 from .text import clean, count, one_line
 
 MOST_LINES = 40
@@ -37,7 +38,9 @@ class Answer(NamedTuple):
     def decision(self, ticket: SuspendTicket) -> Decision:
         """Return the decision on the waiting call."""
         if not self.approved:
-            return Decision.reject(self.message or None) if ticket.is_approval else Decision.cancel(self.message or None)
+            return (
+                Decision.reject(self.message or None) if ticket.is_approval else Decision.cancel(self.message or None)
+            )
         return Decision.approve(self.args) if ticket.is_approval else Decision.resume(self.value)
 
 
@@ -84,7 +87,9 @@ class Question:
 
     @property
     def wants_text(self) -> bool:
-        return not self.is_approval and (self.ticket is None or (self.ticket.response_schema or {}).get("type") in (None, "string"))
+        return not self.is_approval and (
+            self.ticket is None or (self.ticket.response_schema or {}).get("type") in (None, "string")
+        )
 
     @property
     def rule(self) -> str:
@@ -150,9 +155,13 @@ def question_of(call: CallNode, run: RunNode, path: tuple[str, ...]) -> Question
     """Return the question of a suspended call."""
     ticket = call.ticket
     assert ticket is not None
-    asked = ticket.parameters if isinstance(ticket.parameters, dict) else call.args
+    parameters: Any = ticket.parameters
+    given = cast("dict[str, Any]", parameters) if isinstance(parameters, dict) else None
+    asked = call.args if given is None else given
     target = "/".join((*[part.removeprefix("tools:") for part in run.ns], call.call_id))
-    return Question(run.run_id, path, call.tool, asked or {}, ticket.message or "", last_sentence(run.tail), ticket, target)
+    return Question(
+        run.run_id, path, call.tool, asked or {}, ticket.message or "", last_sentence(run.tail), ticket, target
+    )
 
 
 def last_sentence(text: str) -> str:
@@ -222,7 +231,11 @@ def question_rows(
 
 def _keys(question: Question, focused: bool) -> str:
     if not question.is_approval:
-        return "Enter write the answer   r cancel   n next   Esc input" if focused else "Alt+A answer   Alt+R cancel   Alt+N next"
+        return (
+            "Enter write the answer   r cancel   n next   Esc input"
+            if focused
+            else "Alt+A answer   Alt+R cancel   Alt+N next"
+        )
     if focused:
         return "a approve   r reject   e edit   l always   v all lines   n next   Esc input"
     return f"Alt+A approve   Alt+R reject with a reason   Alt+E edit   Alt+N next\nAlt+L approve, and do not ask again for {question.rule}"

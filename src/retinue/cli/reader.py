@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prompt_toolkit.application import Application, in_terminal
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
 from prompt_toolkit.styles import Style
 
 from ..core.messages import Role
 from ..wire.tree import CallNode, RunNode
+from .columns import wrapped
 from .paint import fragments
-from .rows import Look, Row, call_row, wrapped
+from .rows import Look, Row, call_row
 from .text import clean, count
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ async def read_on_screen(screen: Screen, title: str, lines: Callable[[], list[Ro
     """Show lines on the alternate screen until Esc or q."""
     place, keys = [0], KeyBindings()
 
-    def shown() -> list[tuple[str, str]]:
+    def shown() -> StyleAndTextTuples:
         height = max(screen.app.output.get_size().rows - 3, 1)
         rows = lines()
         place[0] = max(0, min(place[0], len(rows) - height))
@@ -70,7 +72,14 @@ async def read_on_screen(screen: Screen, title: str, lines: Callable[[], list[Ro
 
         return act
 
-    for key, by in (("up", -1), ("down", 1), ("pageup", -20), ("pagedown", 20), ("home", -1_000_000), ("end", 1_000_000)):
+    for key, by in (
+        ("up", -1),
+        ("down", 1),
+        ("pageup", -20),
+        ("pagedown", 20),
+        ("home", -1_000_000),
+        ("end", 1_000_000),
+    ):
         keys.add(key)(scroll(by))
 
     @keys.add("escape")
@@ -85,11 +94,18 @@ async def read_on_screen(screen: Screen, title: str, lines: Callable[[], list[Ro
             Window(FormattedTextControl([("bold", clean(title))]), height=1),
             Window(FormattedTextControl(lambda: [("dim", rule * screen.look.columns)]), height=1),
             Window(FormattedTextControl(shown)),
-            Window(FormattedTextControl([("dim", "  ↑↓ PgUp PgDn  Esc back" if rule == "─" else "  Esc back")]), height=1),
+            Window(
+                FormattedTextControl([("dim", "  ↑↓ PgUp PgDn  Esc back" if rule == "─" else "  Esc back")]), height=1
+            ),
         ]
     )
     reader: Application[None] = Application(
-        Layout(body), key_bindings=keys, full_screen=True, style=Style([]), refresh_interval=0.5, output=screen.app.output
+        Layout(body),
+        key_bindings=keys,
+        full_screen=True,
+        style=Style([]),
+        refresh_interval=0.5,
+        output=screen.app.output,
     )
     reader.ttimeoutlen = 0.05
     async with in_terminal():

@@ -5,7 +5,6 @@ A row has a glyph, a name, what the run does now, and on the right its time, tok
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +13,8 @@ from typing import NamedTuple
 from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus, Usage
 from ..wire.tree import CallNode, RunNode
+from .columns import cells, clock, cut, short_count, wrapped
+from .outline import receipt_words
 from .text import arguments, clean, count, headline, one_line
 
 Span = tuple[str, str]
@@ -64,6 +65,16 @@ _ENDS = {
 }
 _FOLDED_FIRST = (State.DONE, State.STOPPED, State.QUEUED, State.WORKS, State.WAITS, State.LOST)
 """The order in which rows give way. A run that needs a person, or has failed, always stays."""
+_HEAD = (
+    State.NEEDS_YOU,
+    State.FAILED,
+    State.TIMED_OUT,
+    State.WAITS,
+    State.WORKS,
+    State.DONE,
+    State.STOPPED,
+    State.QUEUED,
+)
 _COUNTED = {State.WORKS: "work", State.DONE: "done", State.QUEUED: "wait", State.STOPPED: "stopped"}
 
 
@@ -108,75 +119,7 @@ class Look:
         return cut(text, room, "..." if self.ascii else "…")
 
 
-# --- widths
-
-
-def cells(text: str) -> int:
-    """Return the number of columns that text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(_cells_of(letter) for letter in text)
-
-
-def _cells_of(letter: str) -> int:
-    if unicodedata.combining(letter) or letter in "\u200b\u200d\ufe0f":
-        return 0
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-
-
-def cut(text: str, room: int, mark: str = "…") -> str:
-    """Return text that takes at most `room` columns."""
-    if cells(text) <= room:
-        return text
-    kept, used = "", cells(mark)
-    for letter in text:
-        used += _cells_of(letter)
-        if used > room:
-            break
-        kept += letter
-    return f"{kept.rstrip()}{mark}" if room >= cells(mark) else ""
-
-
-def wrapped(text: str, room: int, indent: str = "", later: str | None = None) -> list[str]:
-    """Return text as lines of at most `room` columns, broken at spaces where there are any."""
-    later, lines = indent if later is None else later, list[str]()
-    for paragraph in text.split("\n"):
-        lead, line = indent if not lines else later, ""
-        for word in paragraph.split(" "):
-            piece = f" {word}" if line else word
-            if cells(line) + cells(piece) <= room - cells(lead):
-                line += piece
-                continue
-            if line:
-                lines.append(lead + line)
-                lead, line = later, ""
-            while cells(word) > room - cells(lead):
-                at = max(len(cut(word, room - cells(lead), "")), 1)
-                lines.append(lead + word[:at])
-                lead, word = later, word[at:]
-            line = word
-        lines.append(lead + line)
-    return lines
-
-
 # --- figures
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as 0:21, 12:40 or 1:02:03."""
-    whole = max(int(seconds), 0)
-    if whole >= 3600:
-        return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
-    return f"{whole // 60}:{whole % 60:02}"
-
-
-def short_count(number: int) -> str:
-    """Return a number as 812, 18k or 1.2M."""
-    if number < 1000:
-        return str(number)
-    if number < 999_500:
-        return f"{number / 1000:.0f}k"
-    return f"{number / 1_000_000:.1f}M"
 
 
 def money(usage: Usage) -> str:
@@ -251,7 +194,9 @@ def _working(run: RunNode, look: Look, room: int) -> str:
     asked = [call for call in run.calls.values() if _is_question(call)]
     if asked:
         return f"needs you: {call_words(asked[0])}"
-    prefix = f"step {run.step.number} · " if not run.ns and not look.ascii else f"step {run.step.number}, " * (not run.ns)
+    prefix = (
+        f"step {run.step.number} · " if not run.ns and not look.ascii else f"step {run.step.number}, " * (not run.ns)
+    )
     working = [child for child in shown_children(run) if child.ended is None]
     if run.run_id in look.asking:
         calls = [call for call in run.step.calls.values() if call.ended is None]
@@ -377,7 +322,7 @@ def root_row(run: RunNode, look: Look, above: Sequence[RunNode] = ()) -> Row:
     state = State.WORKS if state_of(run, look) is State.QUEUED else state_of(run, look)
     if len(above) > look.most - 1:
         states = [state_of(child, look) for child in above]
-        glyphs = [(one, states.count(one)) for one in _GLYPHS if one in states]
+        glyphs = [(one, states.count(one)) for one in _HEAD if one in states]
         counts = "  ".join(f"{look.glyph(one)[1]} {number}" for one, number in glyphs)
         now = f"{len(above)} agents:  {counts}"
     elif look.columns < NARROW and any(child.ended is None for child in above):
@@ -411,7 +356,9 @@ def _row(run: RunNode, look: Look, state: State, lead: str, name: str, now: str,
     now = look.cut(now, max(room, 0))
     space = " " * max(look.columns - cells(f"{lead}{glyph} {name}{gap}{now}{right}"), 0)
     chosen = " reverse" if look.selected == run.run_id else ""
-    told = "needs" if state is State.NEEDS_YOU else "failed" if style == "failed" else "dim" if state is State.DONE else ""
+    told = (
+        "needs" if state is State.NEEDS_YOU else "failed" if style == "failed" else "dim" if state is State.DONE else ""
+    )
     return [("dim", lead), (style, glyph), (f"bold{chosen}", f" {name}"), (told, f"{gap}{now}"), ("dim", space + right)]
 
 
@@ -439,13 +386,17 @@ def call_row(call: CallNode, look: Look, room: int) -> Row:
     words = look.cut(call_words(call), max(room - 2, 10))
     left = max(room - 4 - cells(words), 0)
     result = look.cut(one_line(call.result or call.output[-100:], 200), left) if left > 8 else ""
-    return [(style, f"{glyph} "), ("", words), ("failed" if state is State.FAILED else "dim", f"  {result}" * bool(result))]
+    return [
+        (style, f"{glyph} "),
+        ("", words),
+        ("failed" if state is State.FAILED else "dim", f"  {result}" * bool(result)),
+    ]
 
 
 # --- what stays
 
 
-def ended_rows(run: RunNode, look: Look, receipt: str = "") -> list[Row]:
+def ended_rows(run: RunNode, look: Look) -> list[Row]:
     """Return the children of a step that has ended, each with what it did."""
     rows: list[Row] = []
     for item in _items(run, set()):
@@ -459,9 +410,11 @@ def ended_rows(run: RunNode, look: Look, receipt: str = "") -> list[Row]:
 
 def what_it_did(run: RunNode) -> str:
     """Return the figures of a run in a few words: they come from its events, not from its model."""
+    words = [count(len(run.steps), "step"), count(len(run.calls), "call")]
     failed = sum(call.status is ToolCallStatus.FAILED for call in run.calls.values())
-    words = [count(len(run.steps), "step"), count(len(run.calls), "call") + (f", {failed} failed" if failed else "")]
-    return " · ".join(words)
+    if failed and run.receipt is None:
+        words[1] += f", {failed} failed"
+    return " · ".join([*words, *([] if run.receipt is None else receipt_words(run.receipt))])
 
 
 def done_row(run: RunNode, look: Look) -> Row:

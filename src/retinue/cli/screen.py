@@ -18,21 +18,27 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.layout import ConditionalContainer, FormattedTextControl, HSplit, Layout, Window
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.dimension import Dimension
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.output.defaults import create_output
+from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
+from ..core.concurrency import wait_for_first
 from ..core.events import Event
 from ..core.runs import RunResult
+from ..wire.tree import RunNode
 from .board import Block, Board
+from .columns import wrapped
 from .keys import make_keys
 from .paint import Paint, fragments, is_colourful, pad
 from .questions import GUARD, Answer, Question, answered_row, parse_edited, parse_value, question_rows
-from .rows import Look, Row, visible_runs, wrapped
+from .reader import read_on_screen
+from .rows import Look, Row, visible_runs
 from .text import clean
 from .view import View
 
@@ -79,7 +85,8 @@ class Screen(View):
         """Answers that were given before their calls were suspended, by run and call."""
         self._draft: Document | None = None
         self._later: list[Block] = []
-        self._painted_at, self._timer = 0.0, None
+        self._painted_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[Any] | None = None
         self.buffer = Buffer(
             multiline=True, history=history or InMemoryHistory(), completer=completer, complete_while_typing=False
@@ -101,7 +108,7 @@ class Screen(View):
         self.show(event)
 
     def note(self, text: str) -> None:
-        self.put(Block(rows=tuple([[("waits", line)] for line in wrapped(clean(text), self._width - 2, "  ")])))
+        self.put(Block(rows=tuple([[("waits", line)] for line in wrapped(clean(text), self.columns - 2, "  ")])))
 
     def warn(self, text: str) -> None:
         self.say(text)
@@ -125,9 +132,10 @@ class Screen(View):
             self.stale()
 
     async def __aenter__(self) -> Screen:
-        self._running = asyncio.create_task(self.app.run_async(handle_sigint=False, set_exception_handler=False))
-        while not self.app.is_running and not self._running.done():
-            await asyncio.sleep(0)
+        begun = asyncio.Event()
+        work = self.app.run_async(begun.set, handle_sigint=False, set_exception_handler=False)
+        self._running = asyncio.create_task(work)  # painted beside everything else, until the block is left
+        await wait_for_first(begun.wait(), asyncio.shield(self._running))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -152,7 +160,7 @@ class Screen(View):
     # --- painting
 
     @property
-    def _width(self) -> int:
+    def columns(self) -> int:
         return self.app.output.get_size().columns
 
     def _paint_now(self) -> None:
@@ -169,7 +177,7 @@ class Screen(View):
     def _print_later(self) -> None:
         if self._later:
             blocks, self._later = self._later, []
-            self.look.width = self._width
+            self.look.width = self.columns
             output, text = self.app.output, self.paint.text(blocks, self.look)
             self.app.renderer.erase()
             output.write_raw(text.replace("\n", "\r\n"))
@@ -182,7 +190,7 @@ class Screen(View):
             self._stream.write(self.paint.text(blocks, self.look))
             self._stream.flush()
 
-    def _live(self) -> list[tuple[str, str]]:
+    def _live(self) -> StyleAndTextTuples:
         size, board, look = self.app.output.get_size(), self.board, self.look
         look.width = size.columns
         look.asking = frozenset(question.run_id for question in self.asked if question.ticket is None)
@@ -215,8 +223,8 @@ class Screen(View):
     def _has_editor(self) -> bool:
         return self.submit is not None or self.focus in ("reason", "edit", "answer", "find")
 
-    def _status(self) -> list[tuple[str, str]]:
-        columns = max(min(self._width, self.look.columns) - 1, 10)
+    def _status(self) -> StyleAndTextTuples:
+        columns = max(min(self.columns, self.look.columns) - 1, 10)
         if self.remark and self.focus != "question":
             return [("ansiyellow", self.look.cut(f"  {self.remark}", columns))]
         hints = {
@@ -237,7 +245,7 @@ class Screen(View):
             return "/help" if self.submit is not None else ""
         return "Tab tree · Ctrl-C stops" if not self.look.ascii else "Tab tree, Ctrl-C stops"
 
-    def _prompt(self, line: int, wraps: int) -> list[tuple[str, str]]:
+    def _prompt(self, line: int, wraps: int) -> StyleAndTextTuples:
         if line or wraps:
             return [("", "  ")]
         words = {"reason": "Why? ", "edit": "Edit ", "answer": "Answer ", "find": "Find "}.get(self.focus, "")
@@ -251,7 +259,9 @@ class Screen(View):
         dash = "-" if self.look.ascii else "─"
         self.search = search
         rule = Window(
-            FormattedTextControl(lambda: [("dim", dash * self.look.columns)]), height=1, dont_extend_height=True
+            FormattedTextControl(lambda: fragments([[("dim", dash * self.look.columns)]])),
+            height=1,
+            dont_extend_height=True,
         )
         editor = Window(
             BufferControl(self.buffer, search_buffer_control=search.control),
@@ -267,8 +277,6 @@ class Screen(View):
                 Window(FormattedTextControl(self._status, focusable=True), height=1, dont_extend_height=True),
             ]
         )
-        from prompt_toolkit.styles import Style
-
         app: Application[None] = Application(
             layout=Layout(body, focused_element=editor if self.submit is not None else None),
             key_bindings=make_keys(self),
@@ -348,15 +356,27 @@ class Screen(View):
         question = self.asked[0] if self.asked else None
         if question is None or question.answered.done():
             return
-        if time.monotonic() - question.shown_at < GUARD:
-            self.say("That question has just come up. Press the key again.")
-            return
-        if answer.approved and question.is_approval and question.is_long and not question.is_open and answer.args is None:
+        if (
+            answer.approved
+            and question.is_approval
+            and question.is_long
+            and not question.is_open
+            and answer.args is None
+        ):
             self.say("There is more than fits here: v shows all, then approve.")
             return
         question.answered.set_result(answer)
+        if answer.args is not None:
+            question.args = answer.args
         self.put(Block(rows=(answered_row(question, answer, self.look),)))
         self._remove_question(question)
+
+    def is_too_early(self) -> bool:
+        """Return whether a single key may have been meant for what was there before, and say so."""
+        if self.asked and time.monotonic() - self.asked[0].shown_at < GUARD:
+            self.say("That question has just come up. Press the key again.")
+            return True
+        return False
 
     def say(self, text: str) -> None:
         """Show a remark until the next key."""
@@ -364,6 +384,10 @@ class Screen(View):
         self.stale(now=True)
 
     # --- what the keys do
+
+    def leave(self) -> None:
+        if self.submit is not None:
+            self.submit("/exit")
 
     def set_focus(self, focus: str) -> None:
         if self._draft is not None and focus not in ("reason", "edit", "answer", "find"):
@@ -383,11 +407,11 @@ class Screen(View):
         self.set_focus(focus)
         self.buffer.document = Document(text, len(text))
 
-    def runs(self) -> list[Any]:
+    def runs(self) -> list[RunNode]:
         root = self.board.root
         return [] if root is None else visible_runs(root, self.look)
 
-    def chosen(self) -> Any:
+    def chosen(self) -> RunNode | None:
         return next((run for run in self.runs() if run.run_id == self.look.selected), None)
 
     def enter(self) -> None:
@@ -437,6 +461,4 @@ class Screen(View):
 
     async def read(self, title: str, lines: Callable[[], list[Row]]) -> None:
         """Show text on the whole screen until Esc; what was printed before comes back unchanged."""
-        from .reader import read_on_screen
-
         await read_on_screen(self, title, lines)

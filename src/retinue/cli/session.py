@@ -13,6 +13,7 @@ from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, RetinueError
 from ..core.model import Model
 from ..core.runs import RunResult
+from ..core.stores import ThreadSummary
 from ..models.resilience import close_model
 from ..runtime import Run, Runtime
 from ..storage.stores import open_store, without_secrets

@@ -16,15 +16,17 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from ..core.concurrency import cancel_all, wait_for_first
+from ..core.concurrency import cancel_all, helpers, wait_for_first
+from ..core.decisions import Decision
 from ..core.errors import RetinueError
 from ..core.messages import Message, Role
-from ..core.runs import RunResult
+from ..core.runs import RunResult, Usage
 from ..runtime import Run
 from .board import Block, said_rows
+from .columns import short_count, wrapped
 from .commands import COMMANDS, Commands
 from .interrupt import Interrupt, converse
-from .rows import Row, money, short_count, total_usage, wrapped
+from .rows import Row, money, total_usage
 from .screen import Screen
 from .session import Session
 from .text import clean, one_line
@@ -124,13 +126,14 @@ class Talk:
 
     async def turn(self, text: str) -> None:
         """Have the agent answer a text."""
+        self.screen.remark = ""
         try:
             run = await self._start(text)
             self.run_now = run
             self.turns.append(run)
             self.asked.append(text)
             self._stopper = Interrupt()
-            async with self._interruptible():
+            async with helpers(self._stop_on_signal()):
                 result = await converse(
                     run, self._continue, self.screen, self._stopper, self.session.consent, waits_for_tasks=False
                 )
@@ -142,24 +145,12 @@ class Talk:
         except RetinueError as exc:
             self.screen.note(str(exc))
         finally:
-            self.run_now = None
+            self.run_now, self.screen.remark = None, ""
             self.screen.pending.clear()
 
-    def _interruptible(self) -> Any:
-        from contextlib import asynccontextmanager
-
-        from ..core.concurrency import helpers
-
-        async def stop_on_signal() -> None:
-            await self.interrupt.wait()
-            self._stopper.press()
-
-        @asynccontextmanager
-        async def entered() -> Any:
-            async with helpers(stop_on_signal()):
-                yield
-
-        return entered()
+    async def _stop_on_signal(self) -> None:
+        await self.interrupt.wait()
+        self._stopper.press()
 
     async def _start(self, text: str) -> Run:
         if self.forks is None:
@@ -169,7 +160,7 @@ class Talk:
         self.thread_id = run.thread_id
         return run
 
-    def _continue(self, run_id: str, decisions: Any) -> Run:
+    def _continue(self, run_id: str, decisions: dict[str, Decision]) -> Run:
         self.run_now = self.session.answer(run_id, decisions)
         return self.run_now
 
@@ -193,30 +184,14 @@ class Talk:
             self.spawn(self.send(text.strip()))
 
     async def send(self, text: str) -> None:
-        """Pass a message on to the agent at work that `@name` names, or to the root."""
-        named = _TO.fullmatch(text)
-        board, run = self.screen.board, self.run_now
-        target = None if named is None else board.find(named[1])
-        if named is not None and target is None:
-            self.screen.say(f"No agent at work is called {named[1]}.")
-            return
-        words = text if named is None else named[2]
-        node = board.root if target is None else target
-        if run is None or node is None:
-            self._typed.put_nowait(text)
-            return
-        try:
-            await self.session.send(run, node.ns, words)
-        except RetinueError as exc:
-            self.later.append(text)
-            self.screen.note(f"{exc} It is sent as your next message.")
-            return
-        self.screen.pending.append(self._sent_row(node.label, words))
+        """Keep a message for after the turn."""
+        self.later.append(text)
+        self.screen.pending.append(self._later_row(text))
         self.screen.stale(now=True)
 
-    def _sent_row(self, name: str, words: str) -> Row:
-        mark = ">" if self.screen.look.ascii else "↳"
-        return [("dim", self.screen.look.cut(f"{mark} to {name}: {one_line(words, 60)}   sent, not read yet", 77))]
+    def _later_row(self, words: str) -> Row:
+        mark = "." if self.screen.look.ascii else "○"
+        return [("dim", self.screen.look.cut(f"{mark} after this turn: {one_line(words, 100)}", 77))]
 
     # --- stopping
 
@@ -254,11 +229,13 @@ class Talk:
         session = self.session
         who = session.name if not session.model_label else f"{session.name} · {session.model_label}"
         others = [name for name in session.agents if name != session.name]
-        rows: list[Row] = [[("bold", f"retinue {__version__}"), ("dim", f"  {clean(session.place)}")]]
-        rows.append([("", self.screen.look.cut(f"{who}{' · ' + ', '.join(others[:6]) if others else ''}", 78))])
+        look, columns = self.screen.look, self.screen.columns
+        place = look.cut(clean(session.place), columns - 20)
+        rows: list[Row] = [[("bold", f"retinue {__version__}"), ("dim", f"  {place}")]]
+        rows.append([("", look.cut(f"{who}{' · ' + ', '.join(others[:6]) if others else ''}", columns))])
         asks = session.consent is not None and session.consent.rules.default == "ask"
-        rows.append([("dim", "Asks before it writes, edits or runs a command. /help shows keys and commands." if asks else "/help shows keys and commands.")])
-        return rows
+        hint = f"{'Asks before it writes, edits or runs a command. ' * asks}/help shows keys and commands."
+        return [*rows, *[[("dim", line)] for line in wrapped(hint, columns)]]
 
     async def repaint(self) -> None:
         """Print the last turn of the conversation, and how many there were before."""
@@ -280,7 +257,7 @@ class Talk:
 
     def usage_words(self) -> str:
         """Return tokens and cost of the conversation since it was opened."""
-        used = sum((result.usage for result in self.results), start=_nothing())
+        used = sum((result.usage for result in self.results), start=Usage())
         root = self.screen.board.root
         if root is not None and self.screen.board.works:
             used += total_usage(root)
@@ -304,12 +281,6 @@ class Talk:
         """Print plain lines."""
         rows = [[("", line)] for part in clean(text).split("\n") for line in wrapped(part, self.screen.look.columns)]
         self.screen.put(Block(rows=tuple(rows)))
-
-
-def _nothing() -> Any:
-    from ..core.runs import Usage
-
-    return Usage()
 
 
 def _history() -> History:

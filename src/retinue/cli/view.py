@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 import msgspec
 
@@ -161,7 +161,8 @@ class PlainView(View):
             return {}
         found: dict[str, Answer] = {}
         for call, ticket in result.suspended.items():
-            args = ticket.parameters if isinstance(ticket.parameters, dict) else {}
+            parameters: Any = ticket.parameters
+            args = cast("dict[str, Any]", parameters) if isinstance(parameters, dict) else {}
             path, target = (one_line(ticket.action, 60),), "/".join(ticket.path) or call
             tool = ticket.action.removeprefix("tool:")
             question = Question(result.run_id, path, tool, args, ticket.message or "", "", ticket, target)
@@ -239,8 +240,11 @@ class PlainView(View):
 
 
 _KEYS = "answer a approve, r reject, l approve and do not ask again: "
-_MEANINGS = {"a": "approve", "approve": "approve", "y": "approve", "yes": "approve", "l": "always", "always": "always"}
-_MEANINGS |= {"r": "reject", "reject": "reject", "n": "reject", "no": "reject"}
+_MEANINGS = {
+    **dict.fromkeys(("a", "approve", "y", "yes"), "approve"),
+    **dict.fromkeys(("l", "always"), "always"),
+    **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
+}
 
 
 def _asked_lines(question: Question) -> list[str]:
