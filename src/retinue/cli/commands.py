@@ -76,16 +76,16 @@ class Commands:
         if talk.run_now is not None and name not in _WHILE_WORKING:
             talk.screen.note(f"/{name} waits until the turn has ended: stop it first with /stop or Ctrl-C")
             return
-        act: Callable[[str], Awaitable[None]] = getattr(self, f"_{name}")
+        act: Callable[[str], Awaitable[None]] = getattr(self, f"do_{name}")
         try:
             await act(rest.strip())
         except RetinueError as exc:
             talk.screen.note(str(exc))
 
-    async def _help(self, rest: str) -> None:
+    async def do_help(self, rest: str) -> None:
         self._talk.lines(_KEYS + "\n".join(f"  /{name:<15}{about}" for name, about in COMMANDS.items()))
 
-    async def _agents(self, rest: str) -> None:
+    async def do_agents(self, rest: str) -> None:
         board = self._talk.screen.board
         working = [run for run in board.tree.runs.values() if run.ended is None]
         lines = [
@@ -93,7 +93,7 @@ class Commands:
         ]
         self._talk.lines("\n".join(lines) or f"  {', '.join(self._talk.session.agents)}")
 
-    async def _tasks(self, rest: str) -> None:
+    async def do_tasks(self, rest: str) -> None:
         talk, tasks = self._talk, self._talk.screen.board.tasks
         word, _, wanted = rest.partition(" ")
         if word == "stop" and wanted:
@@ -106,21 +106,21 @@ class Commands:
             return
         talk.lines("\n".join(f"  {task}  {one_line(agent, 40)}" for task, agent in tasks.items()) or "  no task works")
 
-    async def _send(self, rest: str) -> None:
+    async def do_send(self, rest: str) -> None:
         name, _, words = rest.partition(" ")
         if not words:
             self._talk.screen.note("write /send NAME TEXT")
         else:
             await self._talk.send(f"@{name.removeprefix('@')} {words}")
 
-    async def _later(self, rest: str) -> None:
+    async def do_later(self, rest: str) -> None:
         if rest:
             self._talk.later.append(rest)
             self._talk.screen.stale(now=True)
         else:
             self._talk.lines("\n".join(f"  {text}" for text in self._talk.later) or "  nothing is waiting")
 
-    async def _stop(self, rest: str) -> None:
+    async def do_stop(self, rest: str) -> None:
         talk = self._talk
         node = talk.screen.board.find(rest.removeprefix("@")) if rest else None
         if rest and node is None:
@@ -130,13 +130,13 @@ class Commands:
         else:
             talk.stop_run(None if node is None or not node.ns else node.run_id)
 
-    async def _retry(self, rest: str) -> None:
+    async def do_retry(self, rest: str) -> None:
         if not self._talk.asked:
             self._talk.screen.note("nothing was asked yet")
         else:
             await self._talk.turn(self._talk.asked[-1])
 
-    async def _model(self, rest: str) -> None:
+    async def do_model(self, rest: str) -> None:
         session = self._talk.session
         if session.consent is None:
             self._talk.screen.note("the agents of a server have their own models")
@@ -150,7 +150,7 @@ class Commands:
                 return
             self._talk.screen.stale(now=True)
 
-    async def _cost(self, rest: str) -> None:
+    async def do_cost(self, rest: str) -> None:
         talk, lines = self._talk, list[str]()
         for run in talk.screen.board.tree.runs.values():
             used = run.own_usage
@@ -164,17 +164,17 @@ class Commands:
         lines.append(f"  all turns: {talk.usage_words() or 'nothing yet'}")
         talk.lines("\n".join(lines))
 
-    async def _compact(self, rest: str) -> None:
+    async def do_compact(self, rest: str) -> None:
         self._talk.screen.note("the context is shortened by itself when it is nearly full; /clear begins anew")
 
-    async def _clear(self, rest: str) -> None:
+    async def do_clear(self, rest: str) -> None:
         talk = self._talk
         talk.thread_id, talk.forks = f"thread_{unique()}", None
         talk.turns.clear()
         talk.asked.clear()
         talk.screen.note("a new conversation")
 
-    async def _resume(self, rest: str) -> None:
+    async def do_resume(self, rest: str) -> None:
         talk = self._talk
         if not talk.session.is_stored:
             talk.screen.note("conversations are kept with --db URL only")
@@ -193,7 +193,7 @@ class Commands:
         talk.asked.clear()
         await talk.repaint()
 
-    async def _fork(self, rest: str) -> None:
+    async def do_fork(self, rest: str) -> None:
         """Put the message of a turn into the editor; what is sent next replaces it, in a new conversation."""
         talk = self._talk
         if not talk.turns:
@@ -205,7 +205,7 @@ class Commands:
             return
         text = talk.asked[number - 1]
         if number == 1:
-            await self._clear("")
+            await self.do_clear("")
         else:
             before = talk.turns[number - 2]
             talk.forks = (before.run_id, talk.lasts[before.run_id])
@@ -214,14 +214,14 @@ class Commands:
         talk.screen.buffer.cursor_position = len(text)
         talk.screen.say("Enter sends it in a new conversation")
 
-    async def _history(self, rest: str) -> None:
+    async def do_history(self, rest: str) -> None:
         talk = self._talk
         messages = await talk.session.runtime.messages(talk.thread_id)
         starts = [at for at, message in enumerate(messages) if message.role == "user"]
         most = int(rest) if rest.isdigit() else 10
         talk.print_messages(messages[starts[-most] if 0 < most <= len(starts) else 0 :])
 
-    async def _allow(self, rest: str) -> None:
+    async def do_allow(self, rest: str) -> None:
         consent = self._talk.session.consent
         if consent is None:
             self._talk.screen.note("the server decides what is asked about")
@@ -234,11 +234,11 @@ class Commands:
                 or "  everything that changes something is asked about"
             )
 
-    async def _receipt(self, rest: str) -> None:
+    async def do_receipt(self, rest: str) -> None:
         root = self._talk.screen.board.root
         self._talk.lines("  nothing has run yet" if root is None else "\n".join(tree_lines(root, "  ")))
 
-    async def _events(self, rest: str) -> None:
+    async def do_events(self, rest: str) -> None:
         talk = self._talk
         if not talk.turns:
             talk.screen.note("nothing has run yet")
@@ -249,5 +249,5 @@ class Commands:
                 lines.append(event_line(event))
         talk.lines("\n".join(lines[-200:]))
 
-    async def _exit(self, rest: str) -> None:
+    async def do_exit(self, rest: str) -> None:
         self._talk.leave()
