@@ -24,7 +24,6 @@ from ..core.stores import Store
 from ..core.tools import Tool
 from ..log.ownership import LEASE
 from ..models.registry import resolve_model
-from ..plugins.compaction import Compaction
 from ..plugins.permissions import Permissions
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
@@ -61,7 +60,6 @@ def make_assistant(
     subagents: Iterable[SubagentDeclaration] = (),
     store: Store | None = None,
     consent: Permissions | None = None,
-    context_window: int | None = None,
 ) -> HarnessAgent:
     """Make the agent "assistant" of a folder. Its tasks are in the database of its runs, where there is one.
 
@@ -90,7 +88,6 @@ def make_assistant(
         subagents=subagents,
         task_repository=SqlTaskRepository(store) if isinstance(store, SqlStore) else None,
         disable_shell=not shell,
-        compaction=Compaction(window=context_window),
     )
 
 

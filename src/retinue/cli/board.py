@@ -9,7 +9,6 @@ import re
 from typing import NamedTuple
 
 from ..core.events import (
-    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -132,8 +131,6 @@ class Board:
                 return self._error(event, run)
             case Handoff():
                 return [_note(f"handed over to {one_line(event.to_agent, 60)}", self.look)]
-            case Compacted():
-                return [_note(run.notes[-1], self.look)]
             case RunFinished():
                 return [*self._flush(run), *self._step_ended(run), *self._run_ended(event, run)]
             case _:

@@ -278,13 +278,7 @@ def make_runtime(args: argparse.Namespace) -> Runtime:
         )
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
-    harness = make_assistant(
-        args.target,
-        choose_model(args.model),
-        store=store,
-        consent=make_permissions(args),
-        context_window=args.context_window,
-    )
+    harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
     return runtime_on([harness], store, serves=True, engine=args.engine, lease=lease)
 
 

@@ -126,14 +126,7 @@ async def _open_folder(args: argparse.Namespace) -> AsyncGenerator[Session]:
     others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, workspace)
     consent = Consent(args)
     harness = make_assistant(
-        workspace,
-        model,
-        args.max_steps,
-        shell=args.shell,
-        subagents=others,
-        store=store,
-        consent=consent,
-        context_window=args.context_window,
+        workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store, consent=consent
     )
     catalog = read_catalog(harness)
     warn_of(args.model, catalog.problems, workspace)

@@ -13,8 +13,6 @@ from typing import Any, Self, TextIO, cast
 import msgspec
 
 from ..core.events import (
-    CachePrefixChanged,
-    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -208,7 +206,7 @@ class PlainView(View):
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
                 self._print_thought(run)
-            case ErrorRaised(fatal=False) | Handoff() | Compacted() | CachePrefixChanged():
+            case ErrorRaised(fatal=False) | Handoff():
                 self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
             case ToolCallFinished():
                 call = call_line(run.calls[event.call_id])

@@ -6,11 +6,10 @@ from ..core.model import (
 )
 from .fallback import FallbackModel
 from .prices import prices
-from .profiles import ModelProfile, profile
 from .registry import bridge_model, open_model
 from .resilience import RetryPolicy
 
 __all__ = [
-    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelProfile", "ModelRequest", "PartChunk", "ReasoningChunk", "RetryPolicy",
-    "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices", "profile",
+    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelRequest", "PartChunk", "ReasoningChunk", "RetryPolicy",
+    "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices",
 ]

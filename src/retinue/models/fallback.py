@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from ..core.errors import ConfigurationError, ModelError
 from ..core.model import Model, ModelChunk, ModelRequest, Retrying, TurnEnd
-from .profiles import profile
 from .registry import resolve_model
 from .resilience import close_model, make_retrying
 
@@ -25,11 +24,6 @@ class FallbackModel:
             raise ConfigurationError("FallbackModel needs at least two models: a first choice and a fallback")
         self._models: Sequence[Model] = [resolve_model(model, "FallbackModel") for model in models]
         self.name = self._models[0].name
-        windows = [
-            getattr(model, "context_window", None) or profile(model.name).context_window for model in self._models
-        ]
-        self.context_window = min([window for window in windows if window is not None], default=None)
-        """The smallest window that is known, because each of the models may be asked."""
 
     def __repr__(self) -> str:
         return f"<fallback {' → '.join(model.name for model in self._models)}>"

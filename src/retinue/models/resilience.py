@@ -83,12 +83,11 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 class ResilientModel:
     """Calls a model again when it fails. A `Retrying` chunk drops the partial answer of a failed attempt."""
 
-    def __init__(self, model: Model, policy: RetryPolicy | None = None, context_window: int | None = None) -> None:
+    def __init__(self, model: Model, policy: RetryPolicy | None = None) -> None:
         self._model, self._policy = model, policy or RetryPolicy()
         threshold = self._policy.breaker_failures or 2**62
         self._breaker = CircuitBreaker(threshold, self._policy.breaker_seconds)
-        self.name, self.context_window = model.name, context_window
-        """The name, and the tokens that it reads; None if not known."""
+        self.name = model.name
 
     def __repr__(self) -> str:
         return repr(self._model)
