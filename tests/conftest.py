@@ -67,6 +67,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_PACKS")))
+def check_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack each log that a test leaves, and compare what is read; for every test where RETINUE_CHECK_PACKS is set."""
+    from .packing import install
+
+    install(monkeypatch)
+
+
 @pytest.fixture(autouse=bool(os.environ.get("RETINUE_CHECK_FOLDS")))
 def fold_check(request: pytest.FixtureRequest) -> Iterator[FoldCheck | None]:
     """Check at every row that the live state is the fold of the log; for every test where RETINUE_CHECK_FOLDS is set."""

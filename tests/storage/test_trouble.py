@@ -164,7 +164,7 @@ async def test_a_database_of_a_development_version_is_refused_and_left_alone(
         ("UPDATE runs SET result = ? WHERE run_id = 'r1'", "run 'r1'"),
         ("UPDATE runs SET identity = ? WHERE run_id = 'r1'", "run 'r1'"),
         ("UPDATE threads SET state = ? WHERE thread_id = 't1'", "thread 't1'"),
-        ("UPDATE messages SET body = ? WHERE place = 1", "thread 't1'"),
+        ("UPDATE messages SET body = ? WHERE thread_id = 't1'", "thread 't1'"),
         ("UPDATE events SET body = ? WHERE seq = 3", "an event of run 'r1' after number 0"),
     ],
 )
@@ -270,7 +270,8 @@ async def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
     limit = await store.database.write(lambda link: link.run("PRAGMA page_count"))
     await store.database.write(lambda link: link.run(f"PRAGMA max_page_count = {limit[0][0] + 10}"))
     thread = ThreadUpdate(stored_thread("t1", "y" * 10_000))
-    batch = LogBatch(log_id="r1", epoch=1, rows=text_rows(1, 20, "x" * 10_000), threads=[thread])
+    large = [row for seq in range(1, 21) for row in text_rows(seq, seq, os.urandom(5_000).hex())]
+    batch = LogBatch(log_id="r1", epoch=1, rows=large, threads=[thread])
     for _ in range(3):
         with pytest.raises(StoreError, match="full") as refused:
             await store.write(batch)
@@ -279,7 +280,7 @@ async def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
         assert await store.load_thread("t1") is None
     await store.write(LogBatch(log_id="r1", epoch=1, rows=text_rows(1, 1, "small")))
     await store.database.write(lambda link: link.run("PRAGMA max_page_count = 100000"))
-    batch.rows = text_rows(2, 20, "x" * 10_000)
+    batch.rows = large[1:]
     await store.write(batch)
     assert await store.read_events("r1", 1) == (public(batch.rows), False)
     await store.close()
@@ -396,10 +397,11 @@ async def test_a_million_deltas_cost_next_to_nothing_to_read(tmp_path: Path) -> 
             assert len(found) < 5, sql
             return found
 
-    from retinue.storage.packs import read_log
+    from retinue.storage.reads import read_log
+    from retinue.storage.references import Cache
 
     link: Any = Traced()
-    found = read_log(link, "r1", "here")
+    found = read_log(link, "r1", "here", Cache())
     assert found is not None
     assert found.rows == [*step_rows(1), *step_rows(50_001)]
     connection.close()

@@ -352,7 +352,7 @@ async def test_check_names_what_is_wrong(store: SqlStore) -> None:
         ("json", "run 'r0': what was asked of it"),
         ("state", "thread 't1': its state"),
         ("held", "thread 't1'"),
-        ("message", "thread 't2': message 0"),
+        ("message", "thread 't2': its messages"),
         ("json", "run 'r0': wish 'w'"),
         ("json", "run 'r0': the reply to wish 'w'"),
         ("ownerless", "run 'left'"),

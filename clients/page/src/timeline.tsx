@@ -9,7 +9,6 @@ import {
   counted,
   exact,
   isOver,
-  modelName,
   money,
   prose,
   runWord,
@@ -362,7 +361,7 @@ function Facts({ live }: { readonly live: LiveRun }) {
         )}
         <dt>Model</dt>
         <dd>
-          {modelName(node.model) || "—"} · step {node.steps}
+          {exact(node.model) || "—"} · step {node.steps}
         </dd>
         <dt>Tokens</dt>
         <dd>

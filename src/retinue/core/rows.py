@@ -175,3 +175,6 @@ class LogRow(Struct, frozen=True, gc=False):
     sub: int
     event: Event | None
     private: Private | None = None
+    history: tuple[str, int] | None = None
+    """Of a `messages_snapshot` that is written: a thread whose first messages, so many, it begins with. The store has them,
+    and need not store them again. No row that is read has it."""

@@ -22,6 +22,7 @@ from ..core.events import (
     DELTAS,
     ErrorRaised,
     Event,
+    MessagesSnapshot,
     RunFinished,
     RunStarted,
     Sink,
@@ -167,7 +168,9 @@ class LiveLog:
             CHANGES[kind](tree, run, stamped, private)
         self.events.append(stamped)
         if private is not None or self.watched:
-            self._pass_on(stamped, private)
+            # A run continues a conversation that it has loaded from the store.
+            history = (identity.thread_id, run.own_from) if kind is MessagesSnapshot and run.own_from else None
+            self._pass_on(stamped, private, history)
         return stamped
 
     def append_stamped(self, event: Event, private: Private | None = None) -> None:
@@ -214,10 +217,10 @@ class LiveLog:
         rows = [private.pop((event.seq, 0), None) or LogRow(event.seq, 0, event) for event in self.events]
         return sorted([*rows, *private.values()], key=lambda row: (row.seq, row.sub))
 
-    def _pass_on(self, event: Event, private: Private | None) -> None:
+    def _pass_on(self, event: Event, private: Private | None, history: tuple[str, int] | None = None) -> None:
         """Give an event to the writer, to sinks and to readers."""
         if private is not None or self.writer is not None:
-            self._keep(LogRow(event.seq, 0, event, private))
+            self._keep(LogRow(event.seq, 0, event, private, history))
         if self._sinks:
             deliver(event, self._sinks)
         if self._run_sinks and event.run_id in self._run_sinks:

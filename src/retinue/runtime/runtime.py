@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
-from ..core.concurrency import GRACE, CancellationToken
+from ..core.concurrency import GRACE, CancellationToken, cancel_all
 from ..core.decisions import LOCAL_USER, Decision, stamped
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
@@ -35,6 +35,7 @@ from .runs import LocalRuns
 from .sync import LoopThread
 
 if TYPE_CHECKING:
+    from ..storage.packer import Packer
     from .dispatch import Dispatcher
 
 RunInput = ChildInput
@@ -112,6 +113,7 @@ class Runtime:
         self._recovers, self._retention = recover, retention
         self._on_close = on_close or ("cancel" if self._runs.owner is None else "leave")
         self._pruning: asyncio.Task[None] | None = None
+        self._packing: tuple[Packer, asyncio.Task[None]] | None = None
         if self._on_close not in ("cancel", "leave"):
             raise ConfigurationError(f"on_close is 'cancel' or 'leave', not {on_close!r}")
         if on_close == "leave" and self._runs.owner is None:
@@ -183,6 +185,7 @@ class Runtime:
                 runs.keep_recovering()
             if self._retention is not None:
                 self._pruning = self._prune(self._retention)
+            self._packing = self._pack()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -211,6 +214,17 @@ class Runtime:
         if not isinstance(self.store, SqlStore):
             raise ConfigurationError(f"retention is for databases, which {self.store!r} is not")
         return asyncio.create_task(keep_pruning(self.store, retention), name="retinue-pruning")
+
+    def _pack(self) -> tuple[Packer, asyncio.Task[None]] | None:
+        """Pack the logs that have ended, where the store does that."""
+        from ..storage.sql import SqlStore
+
+        if not isinstance(self.store, SqlStore):
+            return None
+        from ..storage.packer import Packer
+
+        packer = Packer(self.store)
+        return packer, asyncio.create_task(packer.run(), name="retinue-packing")
 
     @property
     def agents(self) -> Mapping[str, Agent]:
@@ -543,10 +557,14 @@ class Runtime:
         self._closed = True
         if self._pruning is not None:
             self._pruning.cancel()
+        if self._packing is not None:
+            await cancel_all([self._packing[1]])
         try:
             if self._runs.dispatcher is not None:
                 await self._runs.dispatcher.close()
             await self._runs.close(grace, leave=leave and self._on_close == "leave")
+            if self._packing is not None:
+                await self._packing[0].finish()
         finally:
             await self._registry.close()
 

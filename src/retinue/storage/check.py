@@ -15,14 +15,18 @@ from ..core.errors import LogUnreadable, StoreError
 from ..core.events import RunFinished, RunStarted
 from ..core.stores import StoredLog
 from ..tasks.task import TaskRecord
-from .database import IS_EXPIRED, Database
+from .database import IS_EXPIRED, Database, Link
+from .homes import filled_row
 from .packs import UNREADABLE, unpack_events
-from .schema import BEING_PRUNED, newest_version
-from .sql import SqlStore, decode_identity, decode_message, decode_result, decode_state
+from .references import Cache
+from .schema import BEING_PRUNED, NOT_PACKED, newest_version
+from .sql import SqlStore, decode_identity, decode_result, decode_state
+from .threads import decode_packs
 
 MOST_FINDINGS = 100
 """Findings of one kind that are listed; the rest are counted."""
 _PAGE = 2_000
+_FEW = 50
 
 _decode_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_task = msgspec.json.Decoder(TaskRecord).decode
@@ -70,7 +74,10 @@ async def check(
     checks: list[Callable[[], Awaitable[None]]] = [
         partial(_check_files, database, findings),
         partial(_check_logs, store, findings, progress, fold),
+        partial(_check_packed, store, findings, progress),
         partial(_check_bodies, database, findings, progress),
+        partial(_check_runs, database, findings, progress),
+        partial(_check_threads, database, findings, progress),
         partial(_check_relations, database, findings),
         partial(_check_owners, database, findings, is_gone),
     ]
@@ -153,19 +160,111 @@ def _lacks_end(log: StoredLog, root: str, status: str | None, has_ended: bool) -
     return isinstance(own[-1], RunStarted) or own[-1].status.is_terminal is not has_ended
 
 
+async def _check_packed(store: SqlStore, findings: _Findings, progress: Progress) -> None:
+    """Check that the deltas of packed logs can be read, so that every event is there."""
+    where = f"packed <> {NOT_PACKED} AND pruned = 0"
+    total, done = await store.database.value(f"SELECT COUNT(*) FROM logs WHERE {where}"), 0
+    query = f"SELECT log_id FROM logs WHERE {where} AND log_id > ? ORDER BY log_id LIMIT {_PAGE}"
+    async for page in store.database.pages(query, ("",)):
+        for (log_id,) in page:
+            try:
+                await _check_events(store, log_id, findings)
+            except StoreError as exc:
+                if exc.transient:
+                    raise
+                findings.add("log", f"run {log_id!r}", exc.problem)
+        done += len(page)
+        progress("packs", done, total)
+
+
+async def _check_events(store: SqlStore, log_id: str, findings: _Findings) -> None:
+    last, ended = 0, False
+    while not ended and (found := await store.read_events(log_id, last)) is not None:
+        events, ended = found
+        for event in events:
+            if event.seq != last + 1:
+                findings.add("log", f"event {last + 1} of run {log_id!r}", "it is missing")
+            last = event.seq
+        if not events:
+            return
+
+
+async def _check_runs(database: Database, findings: _Findings, progress: Progress) -> None:
+    """Check requests and results, with the texts they refer to."""
+    total, done = await database.value("SELECT COUNT(*) FROM runs"), 0
+    cache = Cache()
+    query = f"SELECT run_id, log_id, request, result FROM runs WHERE run_id > ? ORDER BY run_id LIMIT {_FEW}"
+
+    def read(link: Link, after: str) -> list[tuple[str, list[bytes | Exception | None]]]:
+        return [
+            (run_id, [_filled(link, log_id, column, cache) for column in columns])
+            for run_id, log_id, *columns in link.run(query, after)
+        ]
+
+    last = ""
+    while page := await database.read(partial(read, after=last)):
+        for run_id, (request, result) in page:
+            for code, body, decode, what in (
+                ("json", request, _decode_json, "what was asked of it"),
+                ("result", result, decode_result, "its result"),
+            ):
+                try:
+                    if isinstance(body, Exception):
+                        raise body
+                    if body:
+                        decode(body)
+                except UNREADABLE as exc:
+                    findings.add(code, f"run {run_id!r}: {what}", f"cannot be read: {exc}")
+        last = page[-1][0]
+        done += len(page)
+        progress("runs", done, total)
+
+
+def _filled(link: Link, log_id: str, body: bytes | None, cache: Cache) -> bytes | Exception | None:
+    try:
+        return filled_row(link, log_id, body, cache)
+    except UNREADABLE as exc:
+        return exc
+
+
+async def _check_threads(database: Database, findings: _Findings, progress: Progress) -> None:
+    """Check that the messages of each thread can be read, none missing."""
+    total, done = await database.value("SELECT COUNT(*) FROM threads"), 0
+    query = f"SELECT thread_id FROM threads WHERE thread_id > ? ORDER BY thread_id LIMIT {_PAGE}"
+    messages = "SELECT last, held, body FROM messages WHERE thread_id = ? ORDER BY last"
+    async for page in database.pages(query, ("",)):
+        for (thread_id,) in page:
+            try:
+                decode_packs(await database.rows(messages, thread_id))
+            except UNREADABLE as exc:
+                findings.add("message", f"thread {thread_id!r}: its messages", f"cannot be read: {exc}")
+        done += len(page)
+        progress("messages", done, total)
+
+
+class _AnyText:
+    """Homes for checks of rows without the texts that they refer to."""
+
+    def part(self, thread_id: str, place: int, start: int, length: int) -> bytes:
+        return b"x"
+
+    def whole(self, thread_id: str, first: int, last: int) -> bytes:
+        return b'{"role":"user"}'
+
+    def said(self, start: int, length: int) -> bytes:
+        return b"x"
+
+
 _BODIES: tuple[tuple[str, str, str, str, Callable[[bytes], object], str], ...] = (
-    ("events", "events", "log_id, seq, sub", "body", unpack_events, "run {!r}: event {}"),
+    ("events", "events", "log_id, seq, sub", "body", partial(unpack_events, homes=_AnyText()), "run {!r}: event {}"),
     ("identity", "runs", "run_id", "identity", decode_identity, "run {!r}: who it is"),
-    ("result", "runs", "run_id", "result", decode_result, "run {!r}: its result"),
-    ("json", "runs", "run_id", "request", _decode_json, "run {!r}: what was asked of it"),
     ("state", "threads", "thread_id", "state", decode_state, "thread {!r}: its state"),
-    ("message", "messages", "thread_id, place", "body", decode_message, "thread {!r}: message {}"),
     ("json", "inbox", "log_id, wish_id", "body", _decode_json, "run {!r}: wish {!r}"),
     ("json", "inbox", "log_id, wish_id", "reply", _decode_json, "run {!r}: the reply to wish {!r}"),
     ("task", "tasks", "agent, session_id, task_id", "body", _decode_task, "agent {!r}, session {!r}: task {!r}"),
 )
 """Columns of JSON: the code of a finding, table, key, column, decoder, and a name for people."""
-_NUMBERS = ("seq", "sub", "place")
+_NUMBERS = ("seq", "sub")
 
 
 async def _check_bodies(database: Database, findings: _Findings, progress: Progress) -> None:
@@ -201,9 +300,15 @@ _HELD = """SELECT threads.thread_id, holder, COALESCE('has ended (' || status ||
     ORDER BY threads.thread_id"""
 _OWNERLESS = """SELECT run_id, status FROM runs JOIN logs ON logs.log_id = run_id
     WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0 AND engine IS NULL ORDER BY run_id"""
+_UNPACKED = f"""SELECT logs.log_id FROM logs JOIN runs ON run_id = logs.log_id WHERE ended = 1 AND packed = {NOT_PACKED}
+    AND pruned = 0 AND ended_at < wall_seconds() - 3600 ORDER BY logs.log_id"""
+_TWICE = f"""SELECT DISTINCT packs.log_id FROM packs LEFT JOIN logs ON logs.log_id = packs.log_id
+    WHERE COALESCE(packed, {NOT_PACKED}) = {NOT_PACKED} ORDER BY packs.log_id"""
 _TAKEOVER = "the next runtime that opens this database takes it over"
 _RELATIONS = (
     ("no_log", "run {!r}", "has events, but no log", _NO_LOG),
+    ("packed", "run {!r}", "has packs, though its log is not packed", _TWICE),
+    ("unpacked", "run {!r}", "it has ended, but its log is not packed yet: the next runtime does that", _UNPACKED),
     ("no_run", "log {!r}", "there is no such run", _NO_RUN),
     ("ended", "run {!r}", "its log has ended, but the run is {1}: nobody can continue it", _ENDED),
     ("held", "thread {!r}", "it is held by run {1!r}, which {2}: no run can begin on it", _HELD),
@@ -216,7 +321,7 @@ async def _check_relations(database: Database, findings: _Findings) -> None:
     """Check that logs belong to runs, threads are held by runs that have not ended, and working runs have owners."""
     for code, name, problem, query in _RELATIONS:
         for row in await database.rows(query):
-            severity = "warning" if code == "ownerless" else "error"
+            severity = "warning" if code in ("ownerless", "unpacked") else "error"
             findings.add(code, name.format(*row), problem.format(*row), severity)
 
 

@@ -93,7 +93,7 @@ class Link:
         self.run(second, *second_values)
 
     def insert(self, into: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows into a table, named with its columns: `messages (thread_id, place, body)`."""
+        """Insert rows into a table, named with its columns: `messages (thread_id, last, held, body)`."""
         raise NotImplementedError
 
     def require(self, sql: str, *values: Any) -> None:
@@ -109,11 +109,17 @@ class Link:
         """
         return False
 
+    def tune_tables(self) -> None:
+        """Set how the database keeps the tables that were just created."""
+
     def prepare_schema(self) -> None:
         """Lock the schema against other processes; create it if there is none."""
 
     def lock_threads(self, thread_ids: Sequence[str]) -> None:
         """Make others who change these threads wait until the commit."""
+
+    def give_back(self) -> None:
+        """Give some of the room of deleted rows back to the system, where the database does not do that itself."""
 
     def notify(self, topic: str) -> None:
         """Wake the watches of a topic after the commit."""

@@ -245,6 +245,7 @@ class PostgresLink(Link):
         self._pipeline = self._entered.__enter__()
         self._topics: set[str] = set()
         self._is_open = False
+        self._failures = 0
         self._gathered: dict[str, Sequence[Any]] = {}
         """Rows for `_make_sql`, by their first value."""
         self._make_sql: Callable[[int], str] | None = None
@@ -283,6 +284,11 @@ class PostgresLink(Link):
                 self._is_open = False
                 with suppress(psycopg.errors.PipelineAborted):  # after an error the server ignores all until here
                     self._pipeline.sync()
+            # The driver counts on statements that it prepared after the error, which the server ignored: have both forget
+            # all. The driver looks only at the first outcome of each text.
+            self._failures += 1
+            self.connection.execute(b"DEALLOCATE ALL -- %d" % self._failures)
+            self._pipeline.sync()
         except psycopg.Error:
             self.is_lost = self.connection.closed
             self.connection.close()
@@ -334,6 +340,13 @@ class PostgresLink(Link):
             count = min(1 << (len(rows).bit_length() - 1), _TOGETHER)
             self.run(self._make_sql(count), *[value for row in rows[:count] for value in row])
             del rows[:count]
+
+    def tune_tables(self) -> None:
+        for column in ("messages.body", "said.body", "packs.body", "packs.private"):  # they are compressed already
+            table, _, name = column.partition(".")
+            self.run(f"ALTER TABLE {table} ALTER COLUMN {name} SET STORAGE EXTERNAL")
+        often = "autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02"
+        self.run(f"ALTER TABLE events SET ({often})")  # packers empty it again and again
 
     def prepare_schema(self) -> None:
         self.run("SELECT pg_advisory_xact_lock(?)", _MIGRATION_LOCK)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from ..core.errors import ConfigurationError, StoreError, ThreadBusy
 from ..core.stores import Retention
 from ..subagents.spawned import SPAWNED
+from .cold import read_pack, without_deltas
 from .database import Database, Link
 from .packs import UNREADABLE
 from .schema import BEING_PRUNED, DELTAS_KIND, THINNED
@@ -85,10 +86,12 @@ async def keep_pruning(store: SqlStore, retention: Retention) -> None:
 
 def _count_runs(link: Link, before: float, deltas: bool) -> Pruned:
     of_deltas, not_thinned = (f"AND kind = '{DELTAS_KIND}'", f"AND pruned <> {THINNED}") if deltas else ("", "")
+    held = "deltas" if deltas else "held"
     runs, events = link.run(
-        "SELECT COUNT(DISTINCT run_id), COALESCE(SUM(held), 0) FROM runs LEFT JOIN logs ON logs.log_id = run_id "
-        f"LEFT JOIN events ON events.log_id = run_id {of_deltas} "
-        f"WHERE ended_at < ? AND runs.log_id = run_id AND COALESCE(ended, 1) = 1 {not_thinned}",
+        "SELECT COUNT(*), COALESCE(SUM("
+        f"(SELECT COALESCE(SUM(held), 0) FROM events WHERE events.log_id = run_id AND packed = 0 {of_deltas}) + "
+        f"(SELECT COALESCE(SUM({held}), 0) FROM packs WHERE packs.log_id = run_id)), 0) "
+        f"FROM runs LEFT JOIN logs ON logs.log_id = run_id WHERE ended_at < ? AND runs.log_id = run_id AND COALESCE(ended, 1) = 1 {not_thinned}",
         before,
     )[0]
     return Pruned(runs=runs, events=int(events))
@@ -152,8 +155,8 @@ async def _prune_threads(database: Database, before: float, *, dry_run: bool) ->
     for start in range(0, len(old), _PAGE):
         page = old[start : start + _PAGE]
         if dry_run:
-            count = f"SELECT COUNT(*) FROM messages WHERE thread_id IN ({', '.join('?' * len(page))})"
-            dropped = len(page), await database.value(count, *page)
+            count = f"SELECT COALESCE(SUM(held), 0) FROM messages WHERE thread_id IN ({', '.join('?' * len(page))})"
+            dropped = len(page), int(await database.value(count, *page))
         else:
             dropped = await database.write(partial(remove_threads, thread_ids=page, before=before))
         threads, messages = threads + dropped[0], messages + dropped[1]
@@ -165,7 +168,7 @@ async def _old_threads(database: Database, before: float, *, dry_run: bool) -> l
     stays, values = (" AND (ended_at IS NULL OR ended_at >= ?)", [before]) if dry_run else ("", [])
     query = (
         "SELECT thread_id, state, CASE WHEN holder IS NULL AND saved_at < ? AND NOT EXISTS "
-        f"(SELECT 1 FROM runs WHERE runs.thread_id = threads.thread_id{stays}) THEN 1 ELSE 0 END "
+        f"(SELECT 1 FROM runs WHERE runs.thread_id IN (threads.thread_id, threads.above){stays}) THEN 1 ELSE 0 END "
         f"FROM threads WHERE thread_id > ? ORDER BY thread_id LIMIT {_PAGE}"
     )
     spawned: dict[str, list[str]] = {}
@@ -195,10 +198,16 @@ def _spawned_threads(state: bytes | None) -> list[str]:
 
 
 async def delete_thread(database: Database, thread_id: str) -> bool:
-    """Delete a thread with its runs and their logs; raise ThreadBusy if a log of it has not ended."""
+    """Delete a thread with its runs, their logs and the threads of their sub-agents; raise ThreadBusy if a log of it has
+    not ended. The thread of a sub-agent cannot be deleted alone: the log of its root run refers to its messages."""
 
-    def find(link: Link) -> tuple[bool, list[tuple[str, int]]]:
-        known = bool(link.run("SELECT 1 FROM threads WHERE thread_id = ?", thread_id))
+    def find(link: Link) -> tuple[list[Any], list[str], list[tuple[str, int]]]:
+        known = link.run(
+            "SELECT above.thread_id FROM threads LEFT JOIN threads AS above ON above.thread_id = threads.above "
+            "WHERE threads.thread_id = ?",
+            thread_id,
+        )
+        below = [row[0] for row in link.run("SELECT thread_id FROM threads WHERE above = ?", thread_id)]
         # Also the logs of their placed children.
         query = (
             "SELECT log_id, ended FROM (WITH RECURSIVE found (log_id, ended) AS ("
@@ -206,17 +215,20 @@ async def delete_thread(database: Database, thread_id: str) -> bool:
             "UNION SELECT logs.log_id, logs.ended FROM logs JOIN found ON logs.above = found.log_id) "
             "SELECT log_id, ended FROM found) AS found ORDER BY log_id"
         )
-        return known, link.run(query, thread_id)
+        return known, below, link.run(query, thread_id)
 
-    known, runs = await database.read(find)
+    known, below, runs = await database.read(find)
+    if known and known[0][0] is not None:
+        raise ConfigurationError(f"thread {thread_id!r} is of a sub-agent: delete thread {known[0][0]!r}, which has it")
     for run_id, ended in runs:
         if not ended:
             raise ThreadBusy(thread_id, run_id)
     left: Sequence[str] = [run_id for run_id, _ in runs]
     while left:
         left, _, _ = await database.write(partial(remove_runs, run_ids=left, deltas=False))
-    await database.write(partial(remove_threads, thread_ids=[thread_id], before=float("inf")), threads=[thread_id])
-    return known
+    gone = [thread_id, *below]
+    await database.write(partial(remove_threads, thread_ids=gone, before=float("inf")), threads=sorted(gone))
+    return bool(known)
 
 
 def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Sequence[str], int, int]:
@@ -233,9 +245,13 @@ def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Seque
         if log and not log[0][0]:
             continue
         held = [row[0] for row in link.run(drop, run_id, run_id, room)]
-        changed, events = len(held), events + sum(held)
+        changed = len(held)
         if deltas and changed < room:
             changed += len(link.run(clear, run_id, run_id, room - changed))
+        if changed < room:
+            more = (_thin_packs if deltas else _drop_packs)(link, run_id, room - changed)
+            held, changed = held + more, changed + len(more)
+        events += sum(held)
         is_done = changed < room
         if deltas or not is_done:
             link.run("UPDATE logs SET pruned = ? WHERE log_id = ?", THINNED if is_done else BEING_PRUNED, run_id)
@@ -244,6 +260,35 @@ def remove_runs(link: Link, run_ids: Sequence[str], deltas: bool) -> tuple[Seque
         runs += 1 if deltas else _remove_run(link, run_id)
         room -= changed + 1
     return [], runs, events
+
+
+def _drop_packs(link: Link, log_id: str, room: int) -> list[int]:
+    """Drop packs of a log; return the number of events in each."""
+    some = "log_id = ? AND seq IN (SELECT seq FROM packs WHERE log_id = ? ORDER BY seq LIMIT ?)"
+    held = [row[0] for row in link.run(f"DELETE FROM packs WHERE {some} RETURNING held", log_id, log_id, room)]
+    if len(held) < room:
+        link.run("DELETE FROM said WHERE log_id = ?", log_id)
+    return held
+
+
+def _thin_packs(link: Link, log_id: str, room: int) -> list[int]:
+    """Drop the deltas and private parts of packs of a log; return the number of deltas in each."""
+    packs = link.run(
+        "SELECT seq, held, deltas, body FROM packs WHERE log_id = ? AND (deltas > 0 OR private IS NOT NULL) "
+        "ORDER BY seq LIMIT ?",
+        *(log_id, room),
+    )
+    for seq, held, deltas, body in packs:
+        if held == deltas:
+            link.run("DELETE FROM packs WHERE log_id = ? AND seq = ?", log_id, seq)
+        else:
+            link.run(
+                "UPDATE packs SET held = ?, deltas = 0, body = ?, private = NULL WHERE log_id = ? AND seq = ?",
+                *(held - deltas, without_deltas(read_pack(body)), log_id, seq),
+            )
+    if len(packs) < room:  # no pack has deltas any more
+        link.run("DELETE FROM said WHERE log_id = ? AND last = 0", log_id)
+    return [deltas for _, _, deltas, _ in packs]
 
 
 def _remove_run(link: Link, run_id: str) -> int:
@@ -266,5 +311,7 @@ def remove_threads(link: Link, thread_ids: Sequence[str], before: float) -> tupl
         )
         if dropped:
             threads += 1
-            messages += len(link.run("DELETE FROM messages WHERE thread_id = ? RETURNING place", thread_id))
+            messages += sum(
+                row[0] for row in link.run("DELETE FROM messages WHERE thread_id = ? RETURNING held", thread_id)
+            )
     return threads, messages

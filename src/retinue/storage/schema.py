@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROWS_KIND, DELTAS_KIND = "rows", "deltas"
 """Kinds of packs."""
+NOT_PACKED, PACKED, CLEAN = 0, 1, 2
+"""Marks of a log: its rows are in `events`; in `packs`; in `packs`, and `events` has none left."""
 BEING_PRUNED, THINNED = 1, 2
 """Marks of a log: some of its rows are gone; all deltas and private parts are gone, and nothing else."""
 
@@ -25,22 +27,35 @@ _COUNTS = ", ".join([f"{name} {'REAL' if name == 'cost' else 'INTEGER'} NOT NULL
 
 Step: TypeAlias = "str | Callable[[Link], None]"
 
+
+def _tune(link: Link) -> None:
+    link.tune_tables()
+
+
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         # A leg waits for a worker while its log has a turn and no owner. `flow` is the user or thread that takes turns.
         # The log of a placed child has the log of its parent `above` it.
         """CREATE TABLE logs (log_id TEXT PRIMARY KEY, owner TEXT, epoch INTEGER NOT NULL, lease_until REAL NOT NULL,
-        boot TEXT NOT NULL, ended INTEGER NOT NULL DEFAULT 0, pruned INTEGER NOT NULL DEFAULT 0, engine TEXT, queue TEXT,
+        boot TEXT NOT NULL, ended INTEGER NOT NULL DEFAULT 0, pruned INTEGER NOT NULL DEFAULT 0,
+        packed INTEGER NOT NULL DEFAULT 0, engine TEXT, queue TEXT,
         flow TEXT, level INTEGER, turn INTEGER, due_at REAL, above TEXT)""",
         "CREATE INDEX logs_by_owner ON logs (owner) WHERE owner IS NOT NULL",
         "CREATE INDEX logs_ready ON logs (queue, level, turn, due_at) WHERE owner IS NULL AND turn IS NOT NULL",
         "CREATE INDEX logs_of_flow ON logs (queue, flow, turn) WHERE owner IS NULL AND turn IS NOT NULL",
         "CREATE INDEX logs_delayed ON logs (due_at) WHERE due_at IS NOT NULL AND turn IS NULL",
         "CREATE INDEX logs_leased ON logs (lease_until) WHERE owner IS NOT NULL AND engine IS NOT NULL",
+        "CREATE INDEX logs_unpacked ON logs (log_id) WHERE ended = 1 AND packed < 2",  # CLEAN
         "CREATE INDEX logs_below ON logs (above) WHERE above IS NOT NULL",
         # The bytes come last, so that the columns before them are read without them.
         """CREATE TABLE events (log_id TEXT NOT NULL, seq INTEGER NOT NULL, sub INTEGER NOT NULL, kind TEXT NOT NULL,
         held INTEGER NOT NULL, body BLOB, private BLOB, PRIMARY KEY (log_id, seq, sub))""",
+        # A log that has ended, rewritten: `deltas` of the `held` events are deltas, `size` is what all take as JSON.
+        """CREATE TABLE packs (log_id TEXT NOT NULL, seq INTEGER NOT NULL, held INTEGER NOT NULL, deltas INTEGER NOT NULL,
+        size INTEGER NOT NULL, body BLOB NOT NULL, private BLOB, PRIMARY KEY (log_id, seq))""",
+        # The texts of such a log that are in no conversation: bytes up to `last`, so many. The streams are at 0.
+        """CREATE TABLE said (log_id TEXT NOT NULL, last INTEGER NOT NULL, held INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (log_id, last))""",
         """CREATE TABLE inbox (log_id TEXT NOT NULL, wish_id TEXT NOT NULL, run_id TEXT NOT NULL, kind TEXT NOT NULL,
         body BLOB NOT NULL, at REAL NOT NULL, reply BLOB, PRIMARY KEY (log_id, wish_id))""",
         "CREATE INDEX inbox_open ON inbox (log_id) WHERE reply IS NULL",
@@ -57,13 +72,16 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX runs_by_time ON runs (started_at)",
         "CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL",
         "CREATE INDEX runs_of_log ON runs (log_id) WHERE log_id <> run_id",
-        # `changed_at`: when its summary changed. `search`: its title, folded.
+        # `changed_at`: when its summary changed. `search`: its title, folded. `kept`: its first messages, which rows refer to.
+        # `above`: of a sub-agent, the thread of the root run.
         f"""CREATE TABLE threads (thread_id TEXT PRIMARY KEY, user_id TEXT, holder TEXT, made_at REAL,
-        saved_at REAL NOT NULL DEFAULT 0, changed_at REAL NOT NULL DEFAULT 0, rank INTEGER, {_COUNTS}, title TEXT,
-        search TEXT, state BLOB)""",
+        saved_at REAL NOT NULL DEFAULT 0, changed_at REAL NOT NULL DEFAULT 0, rank INTEGER, {_COUNTS},
+        kept INTEGER NOT NULL DEFAULT 0, above TEXT, title TEXT, search TEXT, state BLOB)""",
         "CREATE INDEX threads_of_user ON threads (user_id, changed_at)",
-        """CREATE TABLE messages (thread_id TEXT NOT NULL, place INTEGER NOT NULL, body BLOB NOT NULL,
-        PRIMARY KEY (thread_id, place))""",
+        "CREATE INDEX threads_below ON threads (above) WHERE above IS NOT NULL",
+        # The messages of a thread, packed: those up to the place `last`, so many. Places count from 1.
+        """CREATE TABLE messages (thread_id TEXT NOT NULL, last INTEGER NOT NULL, held INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread_id, last))""",
         """CREATE TABLE tasks (agent TEXT NOT NULL, session_id TEXT NOT NULL, task_id TEXT NOT NULL, user_id TEXT,
         log_id TEXT, place INTEGER NOT NULL, is_open INTEGER NOT NULL, saved_at REAL NOT NULL, body BLOB NOT NULL,
         PRIMARY KEY (agent, session_id, task_id))""",
@@ -90,12 +108,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
         # The folder that a server of this database lets only one user work in.
         "CREATE TABLE one_user_files (place TEXT PRIMARY KEY)",
+        _tune,
     ),
 )
 
-# The version has a table of its own, which no development version made; all of those had a table `threads`. So a
-# database with `threads` and without `schema_info` was written by one of them.
-_VERSION, _OLD = "schema_info", "threads"
+# All development versions made a table `threads`, and none made both `schema_info`, which has the version, and `packs`.
+# So a database with `threads` and without one of these was written by one of them.
+_VERSION, _OLD, _NEW = "schema_info", "threads", "packs"
 
 
 def newest_version() -> int:
@@ -110,7 +129,8 @@ def read_version(link: Link, place: str) -> int:
         if version > newest_version():
             known = f"schema {version}, known {newest_version()}"
             raise StoreError(place, f"it was written by a newer version ({known}): upgrade")
-        return version
+        if _OLD not in tables or _NEW in tables:
+            return version
     if _OLD in tables:
         raise StoreError(
             place,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ..core.concurrency import join
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
-from ..core.messages import Message
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
@@ -40,10 +41,13 @@ from ..core.stores import (
     title_of,
 )
 from .database import IS_EXPIRED, Database, Later, Link
-from .packs import UNREADABLE, read_deltas, read_events, read_log
+from .homes import filled_row
+from .packs import UNREADABLE
 from .prune import delete_thread
+from .reads import last_event, read_deltas, read_events, read_log
+from .references import Cache
 from .schema import COUNTS
-from .threads import literally, thread_summary
+from .threads import ThreadWrite, decode_packs, literally, thread_summary
 from .writes import (
     OWNED,
     BatchWrite,
@@ -53,18 +57,32 @@ from .writes import (
     name_write,
     run_write,
     take_thread,
-    thread_write,
 )
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-decode_message = msgspec.json.Decoder(Message).decode
 decode_state = msgspec.json.Decoder(PersistedState).decode
 decode_result = msgspec.json.Decoder(RunResult).decode
+
+
+def _decode_filled(body: Any) -> RunResult:
+    if isinstance(body, Exception):
+        raise body
+    return decode_result(body)
+
+
+def _without_messages(record: RunRecord) -> RunRecord:
+    if record.result is not None and record.result.messages:
+        record.result = replace(record.result, messages=())
+    return record
+
+
 decode_identity = msgspec.json.Decoder(RunIdentity).decode
 
+
+_MOST_ENDED = 10_000
 _MOST_VALUES = 1_000
 """Values in one statement."""
 _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
@@ -96,7 +114,7 @@ def _read_thread(link: Link, thread_id: str) -> tuple[Any, list[Any]] | None:
     found = link.run("SELECT user_id, state FROM threads WHERE thread_id = ?", thread_id)
     if not found or found[0][1] is None:
         return None
-    return found[0], link.run("SELECT body FROM messages WHERE thread_id = ? ORDER BY place", thread_id)
+    return found[0], link.run("SELECT last, held, body FROM messages WHERE thread_id = ? ORDER BY last", thread_id)
 
 
 def _only(unowned: bool, user_id: str | None, **given: str | None) -> tuple[str, list[str]]:
@@ -115,6 +133,9 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self.database, self.place = database, database.place
+        self._cache = Cache()
+        self.ended: deque[str] = deque(maxlen=_MOST_ENDED)
+        """The logs that this process has ended: a packer rewrites them soon."""
         self._unsure: set[tuple[str, str]] = set()
         """Claims whose outcome was lost: log and owner."""
         self._beginnings: dict[str, asyncio.Future[str | None]] = {}
@@ -149,18 +170,30 @@ class SqlStore:
         return ThreadRecord(
             thread_id=thread_id,
             user_id=user_id,
-            messages=tuple([self._decode(decode_message, row[0], what) for row in rows]),
+            messages=tuple(self._decode(decode_packs, rows, what)),
             state=self._decode(decode_state, state, what),
         )
 
     async def save_thread(self, record: ThreadRecord) -> None:
         with self._reported(f"thread {record.thread_id!r} cannot be stored"):
-            write = thread_write(ThreadUpdate(record))
+            write = ThreadWrite(self.place, ThreadUpdate(record))
         await self.database.write(write, record.thread_id, threads=[record.thread_id])
 
     async def load_run(self, run_id: str) -> RunRecord | None:
-        found = await self.database.rows(f"SELECT {_RUN} FROM runs WHERE run_id = ?", run_id)
+        query = f"SELECT {_RUN} FROM runs WHERE run_id = ?"
+        found = await self.database.read(lambda link: self._runs(link, link.run(query, run_id)))
         return self._decode_run(found[0]) if found else None
+
+    def _runs(self, link: Link, rows: Sequence[Any], *, whole: bool = True) -> list[Any]:
+        """Return rows of runs with the texts that their results refer to, or with why these cannot be read."""
+        found: list[Any] = []
+        for identity, started_at, result, *others, log_id in rows:
+            try:
+                filled: Any = filled_row(link, log_id, result, self._cache, whole=whole)
+            except UNREADABLE as exc:
+                filled = exc
+            found.append((identity, started_at, filled, *others, log_id))
+        return found
 
     async def save_run(self, record: RunRecord) -> None:
         identity = record.identity
@@ -185,16 +218,18 @@ class SqlStore:
         unowned: bool = False,
         on_unreadable: Callable[[StoreError], None] | None = None,
     ) -> list[RunRecord]:
-        """Return root runs, newest first. Pass each that cannot be read to `on_unreadable`, or log a warning."""
+        """Return root runs, newest first, whose results have no messages. Pass each that cannot be read to
+        `on_unreadable`, or log a warning."""
         only, values = _only(unowned, user_id, thread_id=thread_id, status=status)
         query = (
             f"SELECT {_RUN} FROM runs WHERE {_IS_ROOT} AND {only} AND (started_at, run_id) < (?, ?) "
             "ORDER BY started_at DESC, run_id DESC LIMIT ?"
         )
         runs: list[RunRecord] = []
-        for row in await self.database.rows(query, *values, *(before or _NEWEST), _ALL if limit is None else limit):
+        given = (*values, *(before or _NEWEST), _ALL if limit is None else limit)
+        for row in await self.database.read(lambda link: self._runs(link, link.run(query, *given), whole=False)):
             try:
-                runs.append(self._decode_run(row))
+                runs.append(_without_messages(self._decode_run(row)))
             except StoreError as exc:
                 (on_unreadable or _log.warning)(exc)
         return runs
@@ -236,7 +271,7 @@ class SqlStore:
 
     async def create_thread(self, record: ThreadRecord, *, is_listed: bool = True) -> bool:
         with self._reported(f"thread {record.thread_id!r} cannot be stored"):
-            write = thread_write(ThreadUpdate(record))
+            write = ThreadWrite(self.place, ThreadUpdate(record))
         title, at = title_of(record.messages), "wall_seconds()" if is_listed else "NULL"
 
         def create(link: Link) -> bool:
@@ -315,10 +350,12 @@ class SqlStore:
             holder = link.value(_HOLDER, thread_id)
             if holder not in (None, log_id):
                 return holder
+            # The root run of the log may refer to what its sub-agent says: its thread goes with that of the root run.
+            root = "SELECT thread_id FROM runs WHERE run_id = ? AND thread_id <> ?"
             link.run(
-                "INSERT INTO threads (thread_id, user_id, holder) VALUES (?, ?, ?) "
-                "ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder",
-                *(thread_id, user_id, log_id),
+                f"INSERT INTO threads (thread_id, user_id, holder, above) VALUES (?, ?, ?, ({root})) "
+                "ON CONFLICT (thread_id) DO UPDATE SET holder = excluded.holder, above = excluded.above",
+                *(thread_id, user_id, log_id, log_id, thread_id),
             )
             return None
 
@@ -330,26 +367,41 @@ class SqlStore:
     def write(self, batch: LogBatch) -> asyncio.Future[None]:
         with self._reported(f"run {batch.log_id!r} cannot be stored"):
             work = BatchWrite(self.place, batch)
-        return self.database.write(work.write, batch.log_id, threads=work.threads)
+        written = self.database.write(work.write, batch.log_id, threads=work.threads)
+        if batch.ended:
+            written.add_done_callback(partial(self._note_end, batch.log_id))
+        return written
+
+    def _note_end(self, log_id: str, written: asyncio.Future[None]) -> None:
+        if not written.cancelled() and written.exception() is None:
+            self.ended.append(log_id)
 
     async def read_events(
         self, log_id: str, after: int = 0, limit: int = 1000, most_bytes: int = PAGE_BYTES
     ) -> tuple[list[Event], bool] | None:
         with self._reported(f"what is stored of an event of run {log_id!r} after number {after} cannot be read"):
-            return await self.database.read(lambda link: read_events(link, log_id, after, limit, most_bytes))
+            return await self.database.read(
+                lambda link: read_events(link, log_id, after, limit, most_bytes, self._cache)
+            )
 
     async def read_deltas(self, log_id: str, after: int, upto: int) -> list[Event]:
         with self._reported(f"what is stored of a delta of run {log_id!r} after number {after} cannot be read"):
-            return await self.database.read(lambda link: read_deltas(link, log_id, after, upto))
+            return await self.database.read(lambda link: read_deltas(link, log_id, after, upto, self._cache))
 
     async def last_event(self, log_id: str) -> int:
-        return await self.database.value("SELECT COALESCE(MAX(seq), 0) FROM events WHERE log_id = ?", log_id)
+        return await self.database.read(lambda link: last_event(link, log_id))
 
     async def read_log(self, log_id: str) -> StoredLog | None:
-        return await self.database.read(lambda link: read_log(link, log_id, self.place))
+        return await self.database.read(lambda link: read_log(link, log_id, self.place, self._cache))
 
     async def read_request(self, run_id: str) -> bytes | None:
-        return await self.database.value("SELECT request FROM runs WHERE run_id = ?", run_id)
+        def read(link: Link) -> bytes | None:
+            for log_id, request in link.run("SELECT log_id, request FROM runs WHERE run_id = ?", run_id):
+                return filled_row(link, log_id, request, self._cache)
+            return None
+
+        with self._reported(f"what is stored of the request of run {run_id!r} cannot be read"):
+            return await self.database.read(read)
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]:
         return self.database.watch(topic)
@@ -389,8 +441,15 @@ class SqlStore:
         query = (
             f"SELECT {columns}, owner, engine FROM runs LEFT JOIN logs ON logs.log_id = runs.log_id WHERE run_id = ?"
         )
-        found = await self.database.rows(query, run_id)
-        return RunFacts(self._decode_run(found[0][:-2]), *found[0][-2:]) if found else None
+
+        def read(link: Link) -> list[tuple[Any, Any]]:
+            rows = link.run(query, run_id)
+            runs = self._runs(link, [row[:-2] for row in rows])
+            return [(run, row[-2:]) for run, row in zip(runs, rows, strict=True)]
+
+        for run, others in await self.database.read(read):
+            return RunFacts(self._decode_run(run), *others)
+        return None
 
     async def renew(self, owner: str, lease: float) -> set[str]:
         def renew(link: Link) -> Later:
@@ -461,12 +520,12 @@ class SqlStore:
         return RunRecord(
             identity=self._decode(decode_identity, identity, what),
             started_at=started_at,
-            result=None if result is None else self._decode(decode_result, result, what),
+            result=None if result is None else self._decode(_decode_filled, result, what),
             queued=status == "queued",
             log_id=log_id,
         )
 
-    def _decode(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
+    def _decode(self, decode: Callable[[Any], T], body: Any, what: str) -> T:
         with self._reported(f"what is stored of {what} cannot be read"):
             return decode(body)
 

@@ -25,6 +25,10 @@ _LOCKED = ("locked", "busy")
 _TRANSIENT = ("full", "disk I/O error", "unable to open", "readonly")
 """Parts of messages about problems that may pass."""
 _MOST_PROBLEMS = 100
+_PAGES = 1_000
+"""Pages of the file that are given back in one transaction."""
+_MOST_JOURNAL = 4_194_304
+"""Bytes of the write-ahead log that stay on the disk once they are not needed."""
 
 
 class SqliteStore(SqlStore):
@@ -69,7 +73,10 @@ class SqliteDatabase(Database):
         try:
             # Check the version before anything is changed, the mode of the file included.
             version = read_version(link, self.place)
+            if not version:  # what packers free goes back to the system; that is possible only before the first table
+                link.run("PRAGMA auto_vacuum = INCREMENTAL")
             _use_wal(link)
+            link.run(f"PRAGMA journal_size_limit = {_MOST_JOURNAL}")
             link.run(f"PRAGMA synchronous = {self._synchronous}")
             if version < newest_version():
                 upgrade(link, self.place)
@@ -182,3 +189,8 @@ class SqliteLink(Link):
     def insert(self, into: str, rows: Sequence[Sequence[Any]]) -> None:
         if rows:
             self._connection.executemany(f"INSERT INTO {into} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+    def give_back(self) -> None:
+        free = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        for _ in range(min(free, _PAGES)):  # sqlite3 runs one step of it, which is one page
+            self._connection.execute("PRAGMA incremental_vacuum(1)")

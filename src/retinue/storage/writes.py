@@ -25,12 +25,12 @@ from ..core.stores import (
     Placement,
     RunRecord,
     SummaryUpdate,
-    ThreadUpdate,
     WhenBusy,
 )
 from .database import ConditionFailed, Later, Link
 from .packs import PACK, UNREADABLE, PackedRow, pack_rows
 from .schema import COUNTS
+from .threads import ThreadWrite, keep_messages, referring
 
 encode = msgspec.json.Encoder().encode
 
@@ -96,38 +96,22 @@ def name_write(thread_id: str, title: str) -> Callable[[Link], bool]:
     return write
 
 
-def thread_write(update: ThreadUpdate, left: str | None = None) -> Callable[[Link], None]:
-    """Write a thread, without the messages that are stored already. If a log `left` it, release it."""
-    record, keep = update.record, update.keep
-    thread_id, count = record.thread_id, len(record.messages)
-    rows = [(thread_id, place, to_json_anyway(record.messages[place])) for place in range(keep, count)]
-    state = to_json_anyway(record.state)
-
-    def write(link: Link) -> None:
-        link.run_two(
-            "DELETE FROM messages WHERE thread_id = ? AND place >= ?",
-            (thread_id, keep),
-            "INSERT INTO threads (thread_id, user_id, state, saved_at) VALUES (?, ?, ?, wall_seconds()) "
-            "ON CONFLICT (thread_id) DO UPDATE SET user_id = excluded.user_id, state = excluded.state, "
-            "saved_at = excluded.saved_at, holder = NULLIF(threads.holder, ?)",
-            (thread_id, record.user_id, state, left or ""),
-        )
-        link.insert("messages (thread_id, place, body)", rows)
-
-    return write
-
-
-def run_write(record: RunRecord) -> Callable[[Link], object]:
-    """Write a run; one that had ended before is not changed."""
+def run_write(record: RunRecord, thread: ThreadWrite | None = None) -> Callable[[Link], object]:
+    """Write a run; one that had ended before is not changed. Its result refers to the messages that `thread` writes."""
     upsert = (
         f"INSERT INTO runs ({_RUN}, status, result, ended_at) "
         f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {'wall_seconds()' if record.has_ended else 'NULL'}) "
         "ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, result = excluded.result, "
         "ended_at = excluded.ended_at WHERE runs.ended_at IS NULL"
     )
-    result = None if record.result is None else to_json_anyway(record.result)
-    values = (*_run_values(record), record.status, result)
-    return lambda link: link.run(upsert, *values)
+    values, result = _run_values(record), record.result
+    if result is None:
+        return lambda link: link.run(upsert, *values, record.status, None)
+    if thread is None or not record.has_ended or result.messages != thread.record.messages[thread.keep :]:
+        encoded = to_json_anyway(result)
+        return lambda link: link.run(upsert, *values, record.status, encoded)
+    first, thread_id, thread.refers = thread.keep, thread.record.thread_id, True
+    return lambda link: link.run(upsert, *values, record.status, referring(result, thread_id, first, thread.messages))
 
 
 def _run_values(record: RunRecord) -> tuple[Any, ...]:
@@ -342,12 +326,15 @@ class BatchWrite:
         left.update(batch.left)
         self.threads, self._left = [*saved, *left], left
         """The threads that it changes, and those that it releases."""
-        self._writes: list[Callable[[Link], object]] = [
-            thread_write(update, batch.log_id if update.record.thread_id in left else None) for update in batch.threads
+        threads = [
+            ThreadWrite(place, update, batch.log_id if update.record.thread_id in left else None)
+            for update in batch.threads
         ]
+        self._writes: list[Callable[[Link], object]] = [*threads]
         if rest := sorted(left - saved):
             self._writes.append(partial(leave_threads, log_id=batch.log_id, thread_ids=rest))
-        self._writes += [run_write(run) for run in batch.runs]
+        by_id = {thread.record.thread_id: thread for thread in threads}
+        self._writes += [run_write(run, by_id.get(run.identity.thread_id)) for run in batch.runs]
         if (summary := batch.summary or _last_summary(batch)) is not None:
             self.threads.append(summary.thread_id)
             self._writes.append(summary_write(batch.log_id, summary))
@@ -366,6 +353,9 @@ class BatchWrite:
             return
         for write in self._writes:
             write(link)
+        for row in batch.rows:
+            if row.history is not None:
+                keep_messages(link, *row.history)
         answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
         for reply in batch.replies:
             link.run(answer, reply.body, log_id, reply.wish_id)
