@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from retinue import (
     Decision,
     DecisionRefused,
     Limits,
+    Message,
     Plugin,
     Registrar,
+    RunResult,
     RunStatus,
     Runtime,
     StateKey,
@@ -25,6 +28,8 @@ from retinue import (
     UnknownRun,
     tool,
 )
+from retinue.errors import NoForkPlace
+from retinue.log.fork import ForkMarks
 from retinue.testing import ScriptedModel, call, say
 
 COUNT: StateKey[int, int] = StateKey("travel.count", int, reduce=lambda a, b: a + b, update=int, merge="commutative")
@@ -255,3 +260,67 @@ async def test_a_fork_and_a_later_process_have_the_limits_of_the_run(
             assert (limits.depth, limits.children, limits.parallel) == (3, children, 32)
             ends.append((found.termination, found.steps))
     assert ends == [("limit:steps", steps)] * 2
+
+
+async def test_a_fork_at_a_message_replaces_what_the_user_said_and_continues_what_the_model_said(url: str) -> None:
+    heard: list[list[str]] = []
+
+    def turn(request: Any) -> Any:
+        heard.append([message.text for message in request.messages])
+        return say(f"answer {len(request.messages)}")
+
+    agent = Agent("a", ScriptedModel(turn))
+    async with Runtime.open(url, [agent]) as runtime:
+        await runtime.run("a", "before", thread_id="t1")
+        given = [Message.user("one", id="m-one"), Message.user("two")]
+        result = await runtime.run("a", given, thread_id="t1")
+        _, second, answer = result.messages
+        assert (second.text, answer.text) == ("two", "answer 4")
+        before = ["before", "answer 1"]
+
+        async def forked(message_id: str | None, input: str | None = None) -> tuple[RunResult, list[str]]:
+            fork = await runtime.fork(result.run_id, message_id=message_id, input=input)
+            ended = await fork.result()
+            assert ended.status is RunStatus.COMPLETED
+            said = [one.text for one in await runtime.messages(fork.thread_id)]
+            assert said == [*heard[-1], ended.response]
+            assert [one.text for one in await runtime.messages("t1")] == [*before, "one", "two", "answer 4"]
+            return ended, heard[-1]
+
+        assert (await forked("m-one", "other"))[1] == [*before, "other"]
+        ended, said = await forked(second.id, "other")
+        assert said == [*before, "one", "other"]
+        assert ended.messages[1].id != second.id
+        assert (await forked(second.id))[1] == [*before, "one", "two"]
+        ended, said = await forked(answer.id, "and now?")
+        assert said == [*before, "one", "two", "answer 4", "and now?"]
+        # What was said to a fork is replaced in the same way.
+        again = await runtime.fork(ended.run_id, message_id=ended.messages[-2].id, input="or now?")
+        assert (await again.result()).status is RunStatus.COMPLETED
+        assert heard[-1] == [*before, "one", "two", "answer 4", "or now?"]
+        with pytest.raises(NoForkPlace, match="no such message of its own") as caught:
+            await runtime.fork(result.run_id, message_id="m-none")
+        assert caught.value.places
+        assert pickle.loads(pickle.dumps(caught.value)).places == caught.value.places
+        for wrong in ({}, {"at": 1, "message_id": "m-one"}):
+            with pytest.raises(ConfigurationError, match="either at=event number or message_id"):
+                await runtime.fork(result.run_id, **wrong)
+
+
+async def test_the_messages_at_which_a_log_is_marked_can_be_forked_and_no_others(url: str) -> None:
+    done: list[str] = []
+    async with Runtime.open(url, agents(done)) as runtime:
+        waiting = await runtime.run("boss", "go")
+        ended = await runtime.resume(waiting.run_id, {"p1": Decision.resume("A")})
+        marks = ForkMarks(ended.run_id)
+        for event in await log_of(runtime, ended.run_id):
+            marks(event)
+        own = [message for message in ended.messages if message.role in ("user", "assistant")]
+        assert marks.message_ids <= {message.id for message in own}
+        for message in own:
+            if message.id in marks.message_ids:
+                fork = await runtime.fork(ended.run_id, message_id=message.id, input="and now?")
+                assert (await fork.result()).status.is_waiting or (await fork.result()).status.is_terminal
+            else:
+                with pytest.raises(ConfigurationError):
+                    await runtime.fork(ended.run_id, message_id=message.id, input="and now?")

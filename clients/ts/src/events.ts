@@ -6,6 +6,7 @@ export interface AgentShape {
   readonly max_steps: number;
   readonly model: string | null;
   readonly name: string;
+  readonly served: boolean;
   readonly subagents: readonly string[];
   readonly tools: readonly ToolShape[];
 }
@@ -130,6 +131,38 @@ export interface Usage {
   readonly cost?: number;
 }
 
+export interface OneRun {
+  readonly agent: string;
+  readonly can_fork: readonly string[];
+  readonly cost_known: boolean;
+  readonly ended_at: string | null;
+  readonly error: string | null;
+  readonly input: readonly MessageShape[];
+  readonly log_id: string;
+  readonly orphaned: boolean;
+  readonly parent_run_id: string | null;
+  readonly response: string | null;
+  readonly run_id: string;
+  readonly started_at: string | null;
+  readonly status: string;
+  readonly steps: number | null;
+  readonly termination: string | null;
+  readonly thread_id: string;
+  readonly usage: Usage | null;
+  readonly user_id: string | null;
+  readonly waits_for: Readonly<Record<string, unknown>>;
+}
+
+export interface MessageShape {
+  readonly id: string | null;
+  readonly name: string | null;
+  readonly parts: readonly unknown[];
+  readonly role: string;
+  readonly text: string;
+  readonly tool_call_id: string | null;
+  readonly tool_calls: readonly unknown[];
+}
+
 /** The outcome of a run that has ended or waits. */
 export interface ResultShape {
   readonly error: string | null;
@@ -145,16 +178,6 @@ export interface ResultShape {
   readonly termination: string;
   readonly thread_id: string;
   readonly usage: Usage;
-}
-
-export interface MessageShape {
-  readonly id: string | null;
-  readonly name: string | null;
-  readonly parts: readonly unknown[];
-  readonly role: string;
-  readonly text: string;
-  readonly tool_call_id: string | null;
-  readonly tool_calls: readonly unknown[];
 }
 
 /** What a run and everything below it did, by the events of its log. */
@@ -211,9 +234,10 @@ export interface DecisionBody {
   readonly id?: string | null;
 }
 
-/** `POST runs/{id}/fork`: continue a run as it was after event number `after`, on a new thread. */
+/** `POST runs/{id}/fork`: continue a run as it was after event number `after`, or at a message, on a new thread. */
 export interface ForkRun {
-  readonly after: number;
+  readonly after?: number | null;
+  readonly message_id?: string | null;
   readonly input?: string | readonly InputMessage[] | null;
   readonly decisions?: Readonly<Record<string, DecisionBody>> | null;
 }
@@ -817,6 +841,8 @@ export interface PatchThread {
 }
 
 export interface ThreadState {
+  readonly revision: number;
+  readonly run_id: string | null;
   readonly thread_id: string;
   readonly values: Readonly<Record<string, unknown>>;
 }

@@ -18,7 +18,7 @@ from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
 from ..core.stores import ThreadSummary
-from ..runtime.run import Run, check_loop, check_place
+from ..runtime.run import Run, check_loop, check_place, fork_place
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
 from ..wire.parts import Mode, StreamPart, parts_of
@@ -171,15 +171,17 @@ class Client:
         self,
         run_id: str,
         *,
-        at: int,
+        at: int | None = None,
+        message_id: str | None = None,
         input: RunInput | None = None,
         decisions: Mapping[str, Decision] | None = None,
     ) -> Run:
-        """Start a new run, on a new thread, that continues another as it was after event number `at`.
+        """Start a new run, on a new thread, that continues another as it was after event number `at`, or at a message.
 
         It is sent once: where no answer comes, ServerError says that the outcome is unknown.
         """
-        body: dict[str, Any] = {"after": at}
+        place = fork_place(at, message_id)
+        body: dict[str, Any] = {"message_id" if isinstance(place, str) else "after": place}
         if input is not None:
             body["input"] = [_message_json(message) for message in as_input(input)]
         if decisions is not None:

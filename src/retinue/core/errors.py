@@ -1,7 +1,9 @@
 """Every error Retinue raises, in one tree.
 
     RetinueError
-    ├── ConfigurationError, UnknownAgent, UnknownRun, RunElsewhere, ThreadBusy, IllegalMove, ConsumerTooSlow
+    ├── ConfigurationError
+    │   └── NoForkPlace           a run cannot be forked there; it names the places where it can
+    ├── UnknownAgent, UnknownRun, RunElsewhere, ThreadBusy, IllegalMove, ConsumerTooSlow
     ├── StateError
     │   ├── UnknownKey, KeyAlreadyRegistered, MissingValue, KeyEncodeError, KeyDecodeError
     │   ├── PluginAlreadyInstalled, PluginNotInstalled, UnknownAction
@@ -79,6 +81,17 @@ class _FieldError(RetinueError):
 
 class ConfigurationError(RetinueError, ValueError):
     """A mistake in an agent, tool, key, plugin or runtime; raised where it is made."""
+
+
+class NoForkPlace(ConfigurationError):
+    """A run cannot be forked where that was asked for. `places` are the events after which it can be."""
+
+    def __init__(self, problem: str, places: tuple[int, ...] = ()) -> None:
+        super().__init__(problem)
+        self.places, self.args = places, (problem, places)
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def as_tuple(given: Any, owner: str, name: str) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from ..core.messages import Message
 from ..core.rows import LogRow, Private
 from ..core.stores import Placement, RunRecord, ThreadRecord, title_of
 from ..log.fold import fold_all
-from ..log.fork import Copy, check_place
+from ..log.fork import Copy, check_place, place_of_message, places_of
 from ..log.owned import LogWriter
 from ..log.state import LogState, RunState, with_ids
 from ..loop.execution import start_leg
@@ -53,21 +53,25 @@ async def state_at(runs: LocalRuns, run_id: str, seq: int) -> RunState:
 
 
 async def fork_run(
-    runs: LocalRuns, run_id: str, at: int, messages: tuple[Message, ...], decisions: Mapping[str, Decision] | None
+    runs: LocalRuns,
+    run_id: str,
+    at: int | str,
+    messages: tuple[Message, ...],
+    decisions: Mapping[str, Decision] | None,
 ) -> LiveRun:
-    """Start a new run on a new thread that continues another as it was after an event."""
+    """Start a new run on a new thread that continues another as it was after an event, or at a message, given by its id."""
     rows = await _rows_of(runs, run_id)
-    check_place(rows, run_id, at, _place(runs))
-    copy = Copy(rows, run_id, at)
+    copy, messages = _copied(rows, run_id, at, messages, places_of(rows, run_id, _place(runs)))
     tree = fold_all(copy.rows, _place(runs), run_id)
     state = tree.runs[copy.run_id]
+    where = f"message {at!r}" if isinstance(at, str) else f"event {at}"
     if messages and (state.waits or decisions is not None):
-        raise ConfigurationError(f"run {run_id!r} waits at event {at}: give the fork decisions, not an input")
+        raise ConfigurationError(f"run {run_id!r} waits at {where}: give the fork decisions, not an input")
     if state.is_over and not messages:
-        raise ConfigurationError(f"run {run_id!r} had ended at event {at}: give the fork an input to continue with")
+        raise ConfigurationError(f"run {run_id!r} had ended at {where}: give the fork an input to continue with")
     if decisions is not None:
         if not state.waits:
-            raise DecisionRefused(f"run {run_id!r} waits for nothing at event {at}: fork it without decisions")
+            raise DecisionRefused(f"run {run_id!r} waits for nothing at {where}: fork it without decisions")
         match_decisions(tree, state, decisions)  # raises before anything is stored
     dispatcher, registry = runs.dispatcher, runs.registry
     agent = registry.agent(state.first_agent) if dispatcher is None else registry.named(state.first_agent)
@@ -92,6 +96,22 @@ async def fork_run(
         await run.resume_tasks()
         await run.release_if_idle()
     return run
+
+
+def _copied(
+    rows: list[LogRow], run_id: str, at: int | str, messages: tuple[Message, ...], places: list[int]
+) -> tuple[Copy, tuple[Message, ...]]:
+    """Return a copy of a log up to a place, and the input with which it continues."""
+    first_input = None
+    if isinstance(at, str):
+        place = place_of_message(rows, run_id, at, places)
+        at = place.seq
+        if place.before is not None:
+            messages = (*place.before, *(messages or place.rest))
+        if place.is_first:
+            first_input, messages = messages, ()
+    check_place(rows, run_id, at, places)
+    return Copy(rows, run_id, at, first_input), messages
 
 
 async def _store_copy(

@@ -8,10 +8,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from ..core.errors import ConfigurationError
-from ..core.events import AnyEvent, Event, TaskUpdated
+from ..core.events import AnyEvent, Event, InferenceFinished, StateDelta, StateSnapshot, TaskUpdated
+from ..core.messages import Message
+from ..core.runs import Usage
+from ..core.state import PersistedState
 from ..core.stores import StoredLog
 from ..log.ownership import is_orphan
 from ..log.read import Reader
+from ..log.state import with_ids
 from ..tasks.task import TaskStatus
 from .stored_start import decode_start
 
@@ -61,6 +65,41 @@ class StoredEvents:
         tree = SnapshotTree()
         tree.seq = await self.fold(tree)
         return tree
+
+    async def usage(self, run_id: str, also: Callable[[Event], object]) -> tuple[Usage, bool]:
+        """Return what a run and the runs below it have used so far, and whether the price of all of it is known. `also` gets
+        the same events."""
+        total, is_known, family = Usage(), True, {run_id}
+        for event in await self.so_far():
+            also(event)
+            if event.parent_run_id in family:
+                family.add(event.run_id)
+            if isinstance(event, InferenceFinished) and event.run_id in family:
+                total += event.usage
+                has_tokens = event.usage.input_tokens or event.usage.output_tokens
+                if has_tokens and not event.usage.cost and is_known:
+                    is_known = self._runs.registry.price(event.model, event.usage) is not None
+        return total, is_known
+
+    async def state_after(self, run_id: str, seq: int | None) -> PersistedState:
+        """Return the persistent state of a run after an event, or now. Values that never leave the run are not in it."""
+        if seq is not None and not await self.has_event(seq):
+            raise ConfigurationError(f"the log of run {self.log_id!r} has no event {seq}")
+        state = PersistedState()
+        for event in await self.so_far():
+            if event.run_id == run_id and (seq is None or event.seq <= seq):
+                if isinstance(event, StateSnapshot):
+                    state = PersistedState(event.revision, dict(event.state))
+                elif isinstance(event, StateDelta):
+                    state = PersistedState(event.revision, {**state.extensions, **event.delta})
+        return state
+
+    async def input(self) -> tuple[Message, ...]:
+        """Return the input that the root run was started with; empty if it is not kept."""
+        if (run := self._runs.get(self.log_id)) is not None:
+            return with_ids(run.request.messages, self.log_id)
+        body = None if self._runs.owner is None else await self._runs.owner.store.read_request(self.log_id)
+        return () if body is None else with_ids(decode_start(body).messages, self.log_id)
 
     async def fold(self, read: Callable[[Event], object]) -> int:
         """Give a reader all stored events, without deltas that no longer count, and return the number of the last one.

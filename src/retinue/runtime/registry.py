@@ -59,6 +59,8 @@ class AgentRegistry:
         if price is not None and not callable(price):  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigurationError(f"Runtime: price is a function of a model and its usage, not {price!r:.80}")
         self.agents: dict[str, Agent] = {}
+        self.given: set[str] = set()
+        """The names of the agents that were added by themselves, not because another one names them."""
         self._backends = dict(backends or {})
         for name, backend in self._backends.items():
             if isinstance(backend, type) or not hasattr(backend, "profile"):

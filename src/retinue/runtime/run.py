@@ -305,6 +305,13 @@ def check_loop() -> None:
         ) from None
 
 
+def fork_place(at: int | None, message_id: str | None) -> int | str:
+    """Return the event number or the message id at which to fork. Raise unless exactly one is given."""
+    if (at is None) == (message_id is None):
+        raise ConfigurationError("fork(…) needs either at=event number or message_id=id of a message")
+    return message_id if at is None else at  # pyright: ignore[reportReturnType]  # one of them is given
+
+
 def check_place(after: Any) -> int:
     """Return the number of an event; raise if it is none."""
     if not isinstance(after, int):

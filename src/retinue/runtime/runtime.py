@@ -30,7 +30,7 @@ from ..wire.parts import Mode, StreamPart, parts_of
 from .fork import fork_run, state_at
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Run, check_loop, check_place, result_or_cancel
+from .run import Run, check_loop, check_place, fork_place, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
 
@@ -109,6 +109,7 @@ class Runtime:
         self._registry = AgentRegistry(price, backends)
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
+            self._registry.given.add(agent.name)
         self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock)
         self._recovers, self._retention = recover, retention
         self._on_close = on_close or ("cancel" if self._runs.owner is None else "leave")
@@ -230,6 +231,10 @@ class Runtime:
     def agents(self) -> Mapping[str, Agent]:
         """The agents of this runtime by name, with those that they name as objects."""
         return self._registry.agents
+
+    def _is_served(self, name: str) -> bool:
+        """Return whether an agent was given to this runtime, and is not only named by another agent."""
+        return name in self._registry.given
 
     @property
     def store(self) -> Store:
@@ -425,20 +430,23 @@ class Runtime:
         self,
         run_id: str,
         *,
-        at: int,
+        at: int | None = None,
+        message_id: str | None = None,
         input: RunInput | None = None,
         decisions: Mapping[str, Decision] | None = None,
         by: str = LOCAL_USER,
     ) -> Run:
-        """Start a new run, on a new thread, that continues another as it was after event number `at`.
+        """Start a new run, on a new thread, that continues another as it was after event number `at`, or at a message.
 
         Give it another input or other decisions to take another course. Calls that had ended are not made again. A
-        run can be forked between two steps, where it waits, and after its end; elsewhere the error names the nearest
-        places.
+        run can be forked between two steps, where it waits, and after its end; elsewhere NoForkPlace names the nearest
+        places. At an answer of the model the fork continues after it. At a message of the user, `input` replaces that
+        message; without it, it is said again.
         """
+        place = fork_place(at, message_id)
         said = () if input is None else as_input(input)
         given = None if decisions is None else stamped(decisions, by)
-        return self._runs.handle(await fork_run(self._runs, run_id, at, said, given))
+        return self._runs.handle(await fork_run(self._runs, run_id, place, said, given))
 
     async def threads(
         self,

@@ -22,6 +22,7 @@ from ..core.errors import (
     ExecutionBackendError,
     FileMissing,
     FilesystemError,
+    NoForkPlace,
     RetinueError,
     RunElsewhere,
     RuntimeClosed,
@@ -162,9 +163,12 @@ def error_response(error: Exception, run_id: str | None = None) -> Response:
     """Return the one shape of all errors."""
     known = as_api_error(error)
     body = {"detail": known.detail, "code": known.code}
+    more: dict[str, Any] = {"places": error.places} if isinstance(error, NoForkPlace) else {}
     if isinstance(error, ThreadBusy):
         run_id = error.run_id
-    return json_response(body | ({"run_id": run_id} if run_id else {}), known.status, known.headers)
+    if run_id:
+        more["run_id"] = run_id
+    return json_response(body | more, known.status, known.headers)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
@@ -13,7 +14,8 @@ from ..core.agents import Agent
 from ..core.errors import UnknownAgent
 from ..core.state import PersistedState
 from ..core.stores import Place, RunRecord
-from ..runtime import Run
+from ..log.fork import ForkMarks
+from ..runtime import Run, Runtime
 from ..storage.sql import SqlStore
 from ..wire.resources import (
     CancelRun,
@@ -25,6 +27,7 @@ from ..wire.resources import (
     decode_cursor,
     encode_cursor,
     fields_of,
+    message_json,
     page_json,
     result_json,
     run_json,
@@ -35,6 +38,7 @@ from ..wire.shapes import (
     EventPage,
     Items,
     ListedTask,
+    OneRun,
     PartShape,
     QuestionShape,
     ResultShape,
@@ -138,7 +142,7 @@ endpoint = Endpoints()
 @endpoint("GET", "/api/v1/agents", query=WholeList, returns=Items[AgentShape])
 async def list_agents(call: Call) -> Any:
     """List the agents."""
-    return page_of([agent_json(agent) for agent in call.runtime.agents.values()], call.query)
+    return page_of([agent_json(call.runtime, agent) for agent in call.runtime.agents.values()], call.query)
 
 
 @endpoint("GET", "/api/v1/agents/{agent}", returns=AgentShape)
@@ -147,12 +151,13 @@ async def get_agent(call: Call) -> Any:
     agent = call.runtime.agents.get(call.param("agent"))
     if agent is None:
         raise not_found("agent")
-    return agent_json(agent)
+    return agent_json(call.runtime, agent)
 
 
-def agent_json(agent: Agent) -> dict[str, Any]:
+def agent_json(runtime: Runtime, agent: Agent) -> dict[str, Any]:
     model: Any = agent.model
     return {
+        "served": runtime._is_served(agent.name),  # pyright: ignore[reportPrivateUsage]  # for lists of servers
         **fields_of(agent, "name", "description", "max_steps"),
         "model": model if isinstance(model, str | None) else getattr(model, "name", type(model).__name__),
         "tools": [{"name": name, "description": one.descriptor.description} for name, one in agent.toolbox.items()],
@@ -256,12 +261,21 @@ async def ends_of(service: Service, records: list[RunRecord]) -> dict[str, float
     return await store.ends_of([one.identity.run_id for one in records]) if isinstance(store, SqlStore) else {}
 
 
-@endpoint("GET", _RUN, returns=RunShape)
+@endpoint("GET", _RUN, returns=OneRun)
 async def get_run(call: Call) -> Any:
-    """Show a run."""
+    """Show a run, with what it has used so far; of one that has not begun, with its input."""
     record = await call.run()
+    run_id = record.identity.run_id
     ends = await ends_of(call.service, [record])
-    return await shown_run(call.service, record, ends.get(record.identity.run_id))
+    shown = await shown_run(call.service, record, ends.get(run_id))
+    log = call.runtime.log(record.log_id or run_id)
+    marks = ForkMarks(run_id)
+    usage, cost_known = await log.usage(run_id, marks)
+    if record.result is None:
+        shown["usage"] = msgspec.structs.asdict(usage)
+    given = await log.input() if record.status == "queued" else ()
+    known = {"cost_known": cost_known, "can_fork": sorted(marks.message_ids)}
+    return {**shown, **known, "input": [message_json(message) for message in given]}
 
 
 @endpoint("GET", f"{_RUN}/result", query=WaitQuery, returns=ResultShape, more={202: RunState})
@@ -307,7 +321,9 @@ async def fork_run(call: Call) -> Any:
         check_scope(call.user, "answer")
     run_id = (await call.service.run_to_continue(call.user, call.param("run_id"))).identity.run_id
     decisions = None if body.decisions is None else Decisions(body.decisions).as_decisions()
-    run = await call.runtime.fork(run_id, at=body.after, input=_input_of(body), decisions=decisions, by=call.user.id)
+    run = await call.runtime.fork(
+        run_id, at=body.after, message_id=body.message_id, input=_input_of(body), decisions=decisions, by=call.user.id
+    )
     call.note_run(run.run_id)
     await run.stored()
     return await _started_json(call, run) | {"after": await run.place()}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ..core.messages import Visibility
 from ..core.runs import unique
+from ..core.state import PersistedState
 from ..core.stores import TITLE, ThreadRecord, ThreadSummary
 from ..wire.resources import CreateThread, PatchThread, message_json, page_json, thread_json
 from ..wire.shapes import Items, MessageShape, NewThread, OneThread, QuestionShape, ThreadShape, ThreadState
-from .http import ApiError, Call, Endpoints, Page
+from .http import ApiError, Call, Endpoints, Page, not_found
 from .queries import EventsQuery
 from .runs import WholeList, cursor_of, page_after, page_of, shown_run, tree_of
 from .service import check_chosen
@@ -117,16 +118,36 @@ async def thread_messages(call: Call) -> Any:
     return {**page, "items": [message_json(one) for one in page["items"]]}
 
 
-@endpoint("GET", f"{_THREAD}/state", returns=ThreadState)
+class StateQuery(Struct, frozen=True):
+    """The query of the state of a thread."""
+
+    run_id: str | None = None
+    """A run of the thread; else the newest."""
+    at: Annotated[int, Meta(ge=1)] | None = None
+    """The state after this event of the run's log; else the state now."""
+
+
+@endpoint("GET", f"{_THREAD}/state", query=StateQuery, returns=ThreadState)
 async def thread_state(call: Call) -> Any:
-    """Return the persistent state."""
+    """Return the persistent state, now or after an earlier event of a run."""
+    query: StateQuery = call.query
     thread_id = await own_thread(call)
+    found = await call.runtime.store.list_runs(thread_id, limit=1) if query.run_id is None else [
+        await call.service.run_of(call.user, query.run_id)
+    ]  # fmt: skip
+    if found and found[0].identity.thread_id != thread_id:
+        raise not_found("run")
+    run_id = found[0].identity.run_id if found else None
     thread = await call.runtime.store.load_thread(thread_id)
-    newest = await call.runtime.store.list_runs(thread_id, limit=1)
-    values: dict[str, Any] = {} if thread is None else dict(thread.state.extensions)
-    if newest and newest[0].result is not None:
-        values |= newest[0].result.state.extensions
-    return {"thread_id": thread_id, "values": values}
+    state = PersistedState() if thread is None else thread.state
+    if query.at is not None or query.run_id is not None:
+        if run_id is None:
+            raise not_found("run")
+        state = await call.runtime.log(found[0].log_id or run_id).state_after(run_id, query.at)
+    elif found and found[0].result is not None:
+        latest = found[0].result.state
+        state = PersistedState(latest.revision, {**state.extensions, **latest.extensions})
+    return {"thread_id": thread_id, "run_id": run_id, "revision": state.revision, "values": state.extensions}
 
 
 @endpoint("GET", f"{_THREAD}/questions", query=WholeList, returns=Items[QuestionShape])

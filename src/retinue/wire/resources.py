@@ -137,11 +137,17 @@ class CancelTask(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForkRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST runs/{id}/fork`: continue a run as it was after event number `after`, on a new thread."""
+    """`POST runs/{id}/fork`: continue a run as it was after event number `after`, or at a message, on a new thread."""
 
-    after: Count
+    after: Count | None = None
+    message_id: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    """A message of the run: the fork continues after an answer of the model, and replaces a message of the user."""
     input: RunInput | None = None
     decisions: dict[str, DecisionBody] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.after is None) == (self.message_id is None):
+            raise ValueError("give either after or message_id")
 
 
 class CreateThread(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,7 +179,7 @@ def iso(at: float | datetime | None) -> str | None:
 
 
 def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool = False) -> dict[str, Any]:
-    """Return a run without its messages; `orphaned`: no process works on it."""
+    """Return a run as lists show it; `orphaned`: no process works on it."""
     result = record.result
     return {
         **fields_of(record.identity, "run_id", "agent", "thread_id", "user_id", "parent_run_id"),

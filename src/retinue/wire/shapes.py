@@ -43,6 +43,8 @@ class AgentShape(TypedDict):
     subagents: list[str]
     handoffs: list[str]
     max_steps: int
+    served: bool
+    """False for a sub-agent that is only known because another agent names it."""
 
 
 class PartShape(TypedDict):
@@ -76,6 +78,15 @@ class RunShape(RunState):
     error: str | None
     termination: str | None
     waits_for: dict[str, Any]
+
+
+class OneRun(RunShape):
+    cost_known: bool
+    """False if the price of some of its model calls is not known: they count as 0."""
+    can_fork: list[str]
+    """The messages of the run at which it can be forked, by id: what its user said, and answers after which nothing worked."""
+    input: list[MessageShape]
+    """What a run that has not begun is to do; empty once it has."""
 
 
 class MessageShape(TypedDict):
@@ -247,6 +258,10 @@ class OneThread(ThreadShape):
 
 class ThreadState(TypedDict):
     thread_id: str
+    run_id: str | None
+    """The run that left the values; None if there is none."""
+    revision: int
+    """It grows with each commit of the run."""
     values: dict[str, Any]
 
 
