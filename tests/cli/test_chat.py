@@ -17,8 +17,9 @@ from retinue.cli.interrupt import Interrupt
 from retinue.cli.parsers import INTERRUPTED
 
 from .conftest import PROGRAM, Cli, Outcome, started
+from .terminal import Terminal
 from .test_consent import made
-from .test_process import after_line, on_terminal
+from .test_process import after_line
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
 
@@ -32,10 +33,6 @@ def piped(text: str, *args: str) -> Outcome:
 
 def events(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def test_lines_of_a_pipe_are_one_conversation(folder: Path) -> None:
@@ -96,7 +93,7 @@ class Between(interrupt.Interrupt):
     count = 0
     def __getattribute__(self, name):
         value = super().__getattribute__(name)
-        if name == "happened" and sys._getframe(1).f_code.co_name == "chat":
+        if name == "happened" and sys._getframe(1).f_code.co_name == "_read_lines":
             Between.count += 1
             if Between.count == 1:
                 signal.raise_signal(signal.SIGINT)  # right after chat has looked
@@ -131,20 +128,31 @@ async def test_a_signal_that_was_seen_and_forgotten_does_not_come_again() -> Non
 
 
 @posix_only
-def test_on_a_terminal_ctrl_c_stops_the_run_and_ctrl_d_leaves(folder: Path) -> None:
-    steps = [(b"> ", b"begin\n"), (b"I begin.", b"\x03"), (b"\n> ", b"\x03"), (b"\n> ", b"\x04")]
-    code, out, _ = on_terminal("chat", "--workspace", str(folder), "--model", "test:slow", dialogue=steps)
-    assert code == 0
-    text = plain(out)
-    assert "Ctrl-C stops an answer, Ctrl-D or /exit leaves" in text
-    assert "cancelling the run; press Ctrl-C again to leave at once" in text
-    assert text.count("> ") == 3
-    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+def test_on_a_plain_terminal_ctrl_c_stops_the_run_and_ctrl_d_leaves(folder: Path) -> None:
+    terminal = Terminal("chat", "--workspace", str(folder), "--model", "test:slow", "--plain")
+    terminal.see("\n>")
+    terminal.type("begin\n")
+    terminal.see("I begin.")
+    terminal.type("\x03")
+    terminal.see("cancelled: 2 steps")
+    terminal.type("\x03")
+    terminal.see("> ^C\n>")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "Ctrl-C stops an answer, Ctrl-D or /exit leaves" in terminal.text
+    assert "cancelling the run; press Ctrl-C again to leave at once" in terminal.text
 
 
 @posix_only
-def test_on_a_terminal_consent_is_asked_and_pasted_lines_do_not_give_it(folder: Path) -> None:
-    steps = [(b"> ", b"write\ny\ny\n"), (b"Allow it?", b"n\n"), (b"Allow it?", b"n\n"), (b"> ", b"/exit\n")]
-    code, out, _ = on_terminal("chat", "--workspace", str(folder), "--model", "test:writing", dialogue=steps)
-    assert (code, made(folder)) == (0, [])
-    assert "the user said no" in plain(out)
+def test_on_a_plain_terminal_pasted_lines_give_no_consent(folder: Path) -> None:
+    terminal = Terminal("chat", "--workspace", str(folder), "--model", "test:writing", "--plain")
+    terminal.see("\n>")
+    terminal.type("write\na\na\n")
+    terminal.see("asks: write_file made/a.txt", "answer a approve")
+    terminal.type("r\n")
+    terminal.see("asks: write_file b.txt", "1 + 2\nanswer a approve")
+    terminal.type("r\n")
+    terminal.see("the user said no")
+    terminal.type("\x04")
+    terminal.end()
+    assert made(folder) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from retinue.cli.parsers import parse
 from retinue.cli.serve import make_runtime
 
 from .conftest import Cli
-from .test_process import on_terminal
+from .terminal import Terminal
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="a terminal")
 BEGINNINGS = ["write", "delegate", "delegate in the background"]
@@ -78,18 +77,77 @@ def test_a_rule_that_is_none_is_misuse(cli: Cli, folder: Path) -> None:
 
 @posix_only
 @pytest.mark.parametrize("question", BEGINNINGS)
-@pytest.mark.parametrize(("keys", "expected"), [(b"n\nn\n", 0), (b"\n\n", 0), (b"y\nn\n", 1), (b"a\n", 2)])
-def test_on_a_terminal_the_user_is_asked(folder: Path, question: str, keys: bytes, expected: int) -> None:
-    first, *others = keys.splitlines(keepends=True)
-    code, out, _ = on_terminal(
-        "run", question, "--workspace", str(folder), "--model", "test:writing", typed=[first, *others]
-    )
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
-    assert "wants to call write_file:" in text
-    assert "path: made/a.txt" in text
-    assert "\x1b]0" not in out  # what a file holds does not steer the terminal
-    assert len(made(folder)) == expected
-    assert code == 0
+@pytest.mark.parametrize("how", [[], ["--plain"]])
+def test_on_a_terminal_the_user_is_asked_and_the_answer_holds(folder: Path, question: str, how: list[str]) -> None:
+    terminal = Terminal("run", question, "--workspace", str(folder), "--model", "test:writing", *how)
+    if how:
+        terminal.see("write_file made/a.txt", "answer a approve, r reject")
+        terminal.type("z\n")
+        terminal.see("z is not an answer. Nothing was answered.")
+        terminal.type("a\n")
+        terminal.see("write_file b.txt  +1 −0\n  1 + 2\nanswer a approve")
+        terminal.type("r\n")
+    else:
+        terminal.see("write_file made/a.txt", "Alt+A approve")
+        terminal.type("\t")
+        terminal.see("a approve   r reject")
+        terminal.type("z")
+        terminal.see("z does nothing here. Nothing was answered.")
+        approve(terminal, "write_file made/a.txt")
+        terminal.see("write_file b.txt", gone=("has just come up",))
+        reject(terminal, "not today")
+    assert terminal.end() == 0
+    assert "\x1b]0" not in terminal.raw.decode()  # what a file holds does not steer the terminal
+    assert made(folder) == ["made/a.txt"]
+
+
+def approve(terminal: Terminal, subject: str) -> None:
+    """Press `a` until it counts: a question that has just come up takes no key."""
+    for _ in range(40):
+        terminal.type("a")
+        if terminal.sees_soon("you approved: ") and subject in terminal.text:
+            return
+    raise AssertionError(terminal.text)
+
+
+def reject(terminal: Terminal, reason: str) -> None:
+    """Reject with a reason, until it counts."""
+    for _ in range(40):
+        terminal.type("\x1br")
+        terminal.see("Why? ›")
+        terminal.type(f"{reason}\r")
+        if terminal.sees_soon("you rejected: "):
+            return
+    raise AssertionError(terminal.text)
+
+
+@posix_only
+def test_a_rule_given_with_an_answer_holds_for_what_waits_and_comes(folder: Path) -> None:
+    terminal = Terminal("run", "write", "--workspace", str(folder), "--model", "test:writing", "--plain")
+    terminal.see("write_file made/a.txt", "answer a approve")
+    terminal.type("l\n")  # write_file(path=made/*): it does not hold for the other
+    terminal.see("write_file b.txt  +1 −0\n  1 + 2\nanswer a approve")
+    terminal.type("a\n")
+    assert terminal.end() == 0
+    assert made(folder) == ["made/a.txt", "b.txt"]
+
+
+@posix_only
+def test_arguments_can_be_edited_before_they_are_approved(folder: Path) -> None:
+    terminal = Terminal("run", "write", "--workspace", str(folder), "--model", "test:writing")
+    terminal.see("Question 1 of 2", "write_file made/a.txt")
+    terminal.type("\x1be")
+    terminal.see("Edit ›", '"path": "made/a.txt"')
+    terminal.type("\x1b[1;5H" + "\x0b\x04" * 8 + '{"path": "b.txt", "content": "mine"}')
+    terminal.see('"mine"')
+    terminal.type("\x13")
+    assert terminal.sees_soon("approved with a change"), terminal.text
+    terminal.see("Question  assistant", "write_file b.txt")
+    reject(terminal, "no")
+    terminal.see("✓ write_file b.txt  wrote 1 line (4 bytes)", "✗ write_file b.txt  blocked: the user said no: no")
+    assert ((folder / "b.txt").read_text(), made(folder)) == ("mine", ["b.txt"])
+    terminal.type("\x03")
+    assert terminal.end() == 130
 
 
 @pytest.mark.parametrize("question", BEGINNINGS[:2])

@@ -10,15 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from .conftest import PROGRAM, Outcome, finished, started
+from .conftest import finished, started
 from .models import RUDE
+from .terminal import Terminal
 
-TAKE_TERMINAL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
 
 
@@ -151,92 +150,61 @@ def test_a_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     assert process.returncode == 130
 
 
-def on_terminal(
-    *args: str,
-    keys: bytes = b"",
-    after: bytes = b"",
-    env: dict[str, str] | None = None,
-    typed: Iterable[bytes] = (),
-    dialogue: Iterable[tuple[bytes, bytes]] = (),
-) -> Outcome:
-    """The command line on a terminal of 100 by 30; keys are typed once `after` is shown, each of `typed` at a question.
-
-    Each step of a `dialogue` is what is shown, after the step before, and the keys that are typed then."""
-    import fcntl
-    import pty
-    import struct
-    import termios
-
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    files = {"stdin": slave, "stdout": slave, "stderr": slave}
-    process = started(*args, **files, program=TAKE_TERMINAL + PROGRAM, start_new_session=True, env=env or {})
-    os.close(slave)
-    seen = b""
-    answers, steps, from_here = list(typed), list(dialogue), 0
-    while True:
-        try:
-            piece = os.read(master, 65536)
-        except OSError:  # the last writer is gone
-            break
-        if not piece:
-            break
-        seen += piece
-        if answers and seen.count(b"Allow it?") > len(tuple(typed)) - len(answers):
-            os.write(master, answers.pop(0))
-        while steps and (at := seen.find(steps[0][0], from_here)) >= 0:
-            from_here = at + len(steps[0][0])
-            os.write(master, steps.pop(0)[1])
-        if keys and after in seen:
-            os.write(master, keys)
-            keys = b""
-    os.close(master)
-    return Outcome(process.wait(timeout=90), seen.decode(), "")
-
-
 @posix_only
 def test_on_a_terminal_the_tree_is_drawn_and_the_cursor_comes_back(folder: Path) -> None:
-    code, out, _ = on_terminal("run", "What does the lamp burn?", "--workspace", str(folder))
-    assert code == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
-    assert "├─ step 1" in text
-    assert "✓ list_files()" in text
-    assert "- lamp.md:3: The lamp burns paraffin." in text
-    assert "completed: 3 steps, 4 calls" in text
-    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+    terminal = Terminal("run", "What does the lamp burn?", "--workspace", str(folder))
+    assert terminal.end() == 0
+    assert "› What does the lamp burn?" in terminal.text
+    assert "✓ list_files" in terminal.text
+    assert "lamp.md:3: The lamp burns paraffin." in terminal.text
+    assert "✓ done 0:0" in terminal.text
+    assert terminal.raw.rindex(b"\x1b[?25h") > terminal.raw.rindex(b"\x1b[?25l")
 
 
 @posix_only
-@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_may_ask_for_plain_lines(folder: Path, env: dict[str, str]) -> None:
-    code, out, _ = on_terminal("run", "What does the lamp burn?", "--workspace", str(folder), env=env)
-    assert code == 0
-    assert "\x1b" not in out
+@pytest.mark.parametrize("how", [{"TERM": "dumb"}, {}])
+def test_a_terminal_may_ask_for_plain_lines(folder: Path, how: dict[str, str]) -> None:
+    terminal = Terminal(
+        *("run", "What does the lamp burn?", "--workspace", str(folder)), *["--plain"] * (not how), env=how
+    )
+    assert terminal.end() == 0
+    assert "completed: 3 steps, 4 calls" in terminal.text
+    assert b"\x1b" not in terminal.raw
+
+
+@posix_only
+def test_without_colours_the_layout_is_the_same(folder: Path) -> None:
+    terminal = Terminal("run", "What does the lamp burn?", "--workspace", str(folder), env={"NO_COLOR": "1"})
+    assert terminal.end() == 0
+    assert "✓ list_files" in terminal.text
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", terminal.raw)
 
 
 @posix_only
 def test_on_a_terminal_too_nothing_is_injected(folder: Path) -> None:
     (folder / "plain.md").write_text(f"lamp {RUDE}\n")
     (folder / "evil\x1b[2Jname.md").write_text("x")
-    code, out, _ = on_terminal("run", "q" + RUDE, "--workspace", str(folder), "--model", "test:rude")
-    assert code == 0
-    assert "[bold red]not bold[/]" in out
+    terminal = Terminal("run", "q" + RUDE, "--workspace", str(folder), "--model", "test:rude")
+    assert terminal.end() == 0
+    assert "[bold red]not bold[/]" in terminal.text
     for harm in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e"):
-        assert harm not in out
+        assert harm not in terminal.raw.decode()
 
 
 @posix_only
 def test_ctrl_c_on_a_terminal_leaves_it_clean(folder: Path) -> None:
-    code, out, _ = on_terminal(
-        "run", "q", "--workspace", str(folder), "--model", "test:slow", keys=b"\x03", after=b"I begin."
-    )
-    assert code == 130
-    assert "cancelled: 2 steps, 1 call" in out
-    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+    terminal = Terminal("run", "q", "--workspace", str(folder), "--model", "test:slow")
+    terminal.see("I begin.")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert "⊘ stopped 0:0" in terminal.text
+    assert terminal.raw.rindex(b"\x1b[?25h") > terminal.raw.rindex(b"\x1b[?25l")
 
 
 @posix_only
 def test_ctrl_c_ends_the_paced_demo() -> None:
-    code, out, _ = on_terminal("demo", keys=b"\x03", after=b"step 2")
-    assert code == 130
-    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+    terminal = Terminal("demo")
+    terminal.see("step 2")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert terminal.raw.rindex(b"\x1b[?25h") > terminal.raw.rindex(b"\x1b[?25l")

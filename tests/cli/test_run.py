@@ -172,7 +172,7 @@ def test_an_unexpected_error_is_one_line(cli: Cli, folder: Path, monkeypatch: py
     def explode(*args: object, **options: object) -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("retinue.cli.run.make_assistant", explode)
+    monkeypatch.setattr("retinue.cli.session.make_assistant", explode)
     outcome = cli("run", "q", "--workspace", str(folder))
     assert outcome.code == 1
     assert outcome.err == "retinue: unexpected ZeroDivisionError: by zero; run it again with --verbose to see where\n"

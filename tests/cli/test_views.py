@@ -125,54 +125,26 @@ def test_children_are_nested_by_ns() -> None:
 
 def test_the_plain_view_shows_the_whole_tree() -> None:
     stream = io.StringIO()
-    with PlainView(stream) as view:
-        for one in FAMILY:
-            view.show(one)
+    view = PlainView(stream)
+    for one in FAMILY:
+        view.show(one)
     assert stream.getvalue() == SHOWN
 
 
-def test_the_live_view_shows_the_same_and_never_more_than_fits() -> None:
-    from rich.console import Console
-
-    from retinue.cli.live import LiveView
-
-    stream = io.StringIO()
-    with LiveView(stream) as view:
-        for one in [*FAMILY[:11], *[other for number in range(60) for other in call(FIRST, f"e{number}", "x")]]:
-            view.show(one)
-            view.tick()
-        console = Console(width=60, height=10, file=io.StringIO())
-        drawn = list(view.__rich_console__(console, console.options))
-        assert 3 <= len(drawn) <= 8
-        for one in FAMILY[11:]:
-            view.show(one)
-    text = stream.getvalue()
-    assert "├─ step 1" in text
-    assert "✗ task(" in text
-    assert "helper#2  failed" in text
-    assert text.rstrip().splitlines()[-1].startswith("completed: 1 step")
-
-
 def test_retries_are_shown_when_they_happen() -> None:
-    from retinue.cli.live import LiveView
-
     retry = event(
         ErrorRaised, FIRST, message="529 from the server", code="overloaded", retry_model="a:m", retry_delay=2
     )
     again = event(ErrorRaised, message="it broke", code="broken", retry_model="b:m", dropped_message_id="m1")
-    started = [*begin(BOSS, "Find out."), *call(BOSS, "c1", "task"), *begin(FIRST, "look"), retry, again]
-    for make in (PlainView, LiveView):
-        stream = io.StringIO()
-        with make(stream) as view:
-            for one in started:
-                view.show(one)
-        assert "retrying with a:m in 2.0 s: 529 from the server" in stream.getvalue()
-        assert "retrying with b:m; the answer starts again: it broke" in stream.getvalue()
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for one in [*begin(BOSS, "Find out."), *call(BOSS, "c1", "task"), *begin(FIRST, "look"), retry, again]:
+        view.show(one)
+    assert "retrying with a:m in 2.0 s: 529 from the server" in stream.getvalue()
+    assert "retrying with b:m; the answer starts again: it broke" in stream.getvalue()
 
 
 def test_a_background_task_is_one_sub_agent() -> None:
-    from retinue.cli.live import LiveView
-
     task = TaskUpdated(
         run_id="task1", parent_run_id="run()", agent="helper", ns=FIRST, task_id="task1", status="PENDING"
     )
@@ -182,13 +154,12 @@ def test_a_background_task_is_one_sub_agent() -> None:
         task,
         result(BOSS, "c1", "agent_spawn", "ok"),
     ]
-    for make in (PlainView, LiveView):
-        stream = io.StringIO()
-        with make(stream) as view:
-            view.recall(task)
-            for one in [*started, *begin(FIRST, "look"), *end(FIRST), *end(BOSS)]:
-                view.show(one)
-        assert re.findall(r"(\S+) +completed:", stream.getvalue()) == ["helper"]
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.recall(task)
+    for one in [*started, *begin(FIRST, "look"), *end(FIRST), *end(BOSS)]:
+        view.show(one)
+    assert re.findall(r"(\S+) +completed:", stream.getvalue()) == ["helper"]
 
 
 def test_events_without_a_beginning_are_shown_all_the_same() -> None:
@@ -296,42 +267,6 @@ def test_of_a_sub_agents_answer_its_reply_is_shown() -> None:
     assert reply_of(f"{spawned}status: error\nerror: it broke") == "status: error\nerror: it broke"
     assert reply_of(f"{spawned}status: accepted") == "status: accepted"
     assert reply_of("a.md:1: agent_key: x") == "a.md:1: agent_key: x"
-
-
-def test_a_run_that_is_shown_late_does_not_look_slow() -> None:
-    from rich.console import Console
-
-    from retinue.cli.live import LiveView
-
-    with LiveView(io.StringIO()) as view:
-        for one in [*begin(BOSS, "Find out."), *call(BOSS, "c1", "task")]:
-            view.show(one)  # events of long ago
-        console = Console(width=60, height=10, file=io.StringIO())
-        drawn = [str(line) for line in view.__rich_console__(console, console.options)]
-    assert any("task(" in line and " s  " not in line and " min " not in line for line in drawn)
-
-
-def test_where_many_children_work_each_is_shown_in_the_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
-    from retinue.cli.live import LiveView
-
-    children: list[Namespace] = [(f"tools:k{number}",) for number in range(6)]
-    with LiveView(io.StringIO()) as view:
-        for one in begin(BOSS, "Find out."):
-            view.show(one)
-        for number, ns in enumerate(children):
-            monkeypatch.setitem(AGENTS, ns, f"child-{number}")
-            calls = [call(ns, f"d{n}", "grep_files", pattern="x") for n in range(6)]
-            for one in [*call(BOSS, f"k{number}", "task"), *begin(ns, "look"), *[e for made in calls for e in made]]:
-                view.show(one)
-        for height, most in ((80, 4), (40, 2), (34, 1), (17, 0)):
-            console = Console(width=60, height=height, file=io.StringIO())
-            drawn = [str(line) for line in view.__rich_console__(console, console.options)]
-            assert len(drawn) <= height - 2
-            assert sum("grep_files(" in line for line in drawn) == most * len(children)
-            for ns in children:
-                assert any(AGENTS[ns] in line for line in drawn), (height, AGENTS[ns])
 
 
 def test_durations() -> None:

@@ -5,13 +5,14 @@ A model or tool that must not go on before the test has looked waits for a file 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from retinue import Agent, HarnessAgent, Permissions, SuspendTicket, ToolResult, tool
-from retinue.models import ModelRequest, TextChunk
+from retinue import Agent, HarnessAgent, Limits, Permissions, SuspendTicket, ToolResult, tool
+from retinue.models import ModelChunk, ModelRequest, TextChunk
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
@@ -72,7 +73,7 @@ class Talker:
         self._prefix, self._delegate, self._gate = prefix, delegate, gate
         self._numbers = itertools.count(1)
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[object]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         is_first = request.messages[-1].role != "tool"
         number = next(self._numbers)
         for word in range(3):
@@ -114,8 +115,8 @@ def _one_call(name: str, args: dict[str, object], end: str) -> ScriptedModel:
     return ScriptedModel(turn)
 
 
-helper = Agent("helper", Talker("h"))  # pyright: ignore[reportArgumentType]
-worker = Agent("worker", Talker("k", delegate="helper", gate="workers"), subagents=[helper])  # pyright: ignore[reportArgumentType]
+helper = Agent("helper", Talker("h"))
+worker = Agent("worker", Talker("k", delegate="helper", gate="workers"), subagents=[helper])
 crowd = Agent("crowd", _fan_out({f"the same task#{n}": "worker" for n in range(10)}, "all done"), subagents=[worker])
 
 _ask = [Permissions(ask=["pay"])]
@@ -143,7 +144,7 @@ mixed = Agent(
     subagents=[stuck, broken, quick],
 )
 
-teller = Agent("teller", Talker("t", gate="teller"))  # pyright: ignore[reportArgumentType]
+teller = Agent("teller", Talker("t", gate="teller"))
 reader = Agent("reader", _fan_out({"tell": "teller"}, "reader"), subagents=[teller])
 hostile = Agent("hostile", ScriptedModel(lambda request: say(HOSTILE)))
 
@@ -174,4 +175,29 @@ starter = HarnessAgent(
     "starter", ScriptedModel(_spawns), workspace=os.environ.get("SERVED_FOLDER", "."), subagents=[slow]
 )
 
-agents = [crowd, chief, mixed, reader, hostile, many, starter]
+
+class Streamer:
+    """Says a word ten times a second until the test opens a gate."""
+
+    name = "testing:streamer"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        for number in itertools.count():
+            yield TextChunk(f"s{number} ")
+            if (_folder() / "streamed").exists():
+                return
+            await asyncio.sleep(0.1)
+
+
+def _streams(request: ModelRequest) -> ScriptedTurn:
+    if request.messages[-1].role == "tool":
+        return say("all streams have ended")
+    count = int(request.messages[-1].text)
+    return [
+        call("task", {"subagent_type": "streamer", "description": f"stream {n}"}, id=f"s_{n}") for n in range(count)
+    ]
+
+
+streamer = Agent("streamer", Streamer())
+streams = Agent("streams", ScriptedModel(_streams), subagents=[streamer], limits=Limits(children=2000, parallel=2000))
+agents = [streams, crowd, chief, mixed, reader, hostile, many, starter]

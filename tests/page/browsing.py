@@ -62,7 +62,7 @@ class Server:
         (self.folder / name).touch()
 
     def ask(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> Any:
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {token}", "accept": "application/json", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data, headers, method=method)
         with urllib.request.urlopen(request) as answer:
@@ -118,7 +118,7 @@ def visiting(browser: Browser, server: Server, token: str | None = TOKEN, **opti
     page.goto(f"{server.url}/" if token is None else f"{server.url}/#token={token}")
     try:
         if token is not None:
-            page.get_by_role("status", name="Connection").get_by_text("Live").wait_for()
+            page.locator("[data-link]").get_by_text("Live").wait_for(state="attached")
         yield page
         assert problems == []
     finally:

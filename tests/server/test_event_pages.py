@@ -10,7 +10,7 @@ import pytest
 from retinue import Runtime
 from retinue.server import event_pages
 
-from .agents import boss
+from .agents import boss, speaker
 from .serving import Site, serving
 
 RUNS = "/api/v1/runs"
@@ -86,3 +86,12 @@ async def test_fields_of_streams_are_refused_in_pages_and_the_other_way_round(ur
             assert response.content_type == "text/event-stream"
         missing = await site.get(f"{RUNS}/run_nope/events", headers=JSON)
         assert (missing.status, missing.body["code"]) == (404, "not_found")
+
+
+async def test_the_last_events_come_whatever_their_size(url: str) -> None:
+    async with serving(Runtime.open(url, agents=[speaker(*(f"{n}" * 90_000 for n in range(8)))])) as site:
+        run_id = (await site.start("speaker"))["run_id"]
+        await site.result(run_id)
+        kinds = [event["kind"] for event in (await page(site, run_id, before=10_000))["items"]]
+        assert kinds[-3:] == ["inference_finished", "step_finished", "run_finished"]
+        assert kinds.count("text_delta") == 8

@@ -12,6 +12,7 @@ import {
   counted,
   exact,
   isOver,
+  modelName,
   money,
   prose,
   runWord,
@@ -121,7 +122,7 @@ function Sum({ place, view }: { readonly place: page.Place; readonly view: RunVi
         {view.stopping.value && !isOver(status) ? "stopping" : runWord(node)} {clock(elapsed(node))}
       </span>
       {count > 1 && <span class="wide-only">{counted(count, "agent")}</span>}
-      {tokensOf(usage) > 0 && <span class="wide-only">{tokens(tokensOf(usage))} tokens</span>}
+      {tokensOf(usage) > 0 && <span class="wide-only tok">{tokens(tokensOf(usage))} tokens</span>}
       {cost !== "—" && <span>{cost}</span>}
       {!isOver(status) && (
         <button
@@ -179,22 +180,31 @@ function Lost() {
 function Thread({ shown }: { readonly shown: Conversation }) {
   const log = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
+  const height = useRef(Infinity);
   const fresh = useSignal(false);
   const { value: focus } = page.focus;
   const focused = focus?.place.runId;
   useLayoutEffect(() => {
     follows.current = focused === undefined;
+    height.current = Infinity;
     fresh.value = false;
     if (log.current) log.current.scrollTop = focused === undefined ? log.current.scrollHeight : 0;
   }, [focused]);
   useEffect(() => {
     const inner = log.current?.firstElementChild;
     if (!inner) return undefined;
+    height.current = Infinity;
+    let beat = -1;
     const observer = new ResizeObserver(() => {
       const box = log.current;
       if (box === null) return;
+      // What the reader opens makes the log longer, too; new is what came from the server.
+      const present = shown.newest.peek()?.beat.peek() ?? 0;
+      const isNew = box.scrollHeight > height.current + 8 && present !== beat;
+      [height.current, beat] = [box.scrollHeight, present];
       if (follows.current) box.scrollTop = box.scrollHeight;
-      else if (box.scrollHeight - box.scrollTop - box.clientHeight > NEAR) fresh.value = true;
+      else if (isNew && box.scrollHeight - box.scrollTop - box.clientHeight > NEAR)
+        fresh.value = true;
     });
     observer.observe(inner);
     observer.observe(log.current!);
@@ -227,7 +237,7 @@ function Thread({ shown }: { readonly shown: Conversation }) {
       <div class="newer">
         {fresh.value && (
           <button type="button" class="btn small" onClick={toEnd}>
-            New <Icon name="down" />
+            New <Icon name="up" />
           </button>
         )}
       </div>
@@ -304,7 +314,7 @@ function Focus({ place, exact: isExact }: { readonly place: page.Place; readonly
         <div class="who">
           <b>{exact(node.agent)}</b>
           <span>
-            {exact(node.model)} · step {node.steps}
+            {modelName(node.model)} · step {node.steps}
           </span>
           <span class="acts on">
             <IconButton

@@ -9,7 +9,7 @@ import { Icon } from "./icons.tsx";
 import { Json } from "./json.tsx";
 import type { LiveRun } from "./live.ts";
 import * as page from "./page.ts";
-import { conversation } from "./state.ts";
+import { conversation, STRUCTURE } from "./state.ts";
 
 const ROW = 28;
 const PAGE = 200;
@@ -26,8 +26,10 @@ export function EventsTab() {
   return <Events key={live.runId} live={live} />;
 }
 
+/** Pieces of text are events, too; they are shown to those who ask for them. */
 function matches(event: Event, words: readonly string[]): boolean {
-  if (words.length === 0) return true;
+  const isPiece = event.kind.endsWith("_delta") && event.kind !== "state_delta";
+  if (isPiece && !words.some((word) => word.includes("delta"))) return false;
   const text = `${event.kind} ${event.agent} ${summary(event)}`.toLowerCase();
   return words.every((word) => text.includes(word));
 }
@@ -69,7 +71,7 @@ function Events({ live }: { readonly live: LiveRun }) {
   const chosen = useSignal<Event | null>(null);
   const before = older.value[0]?.seq ?? live.events[0]?.seq ?? live.tree.seq + 1;
   const load = async (): Promise<void> => {
-    const path = `api/v1/runs/${segment(live.runId)}/events?before=${before}&limit=${PAGE}`;
+    const path = `api/v1/runs/${segment(live.runId)}/events?before=${before}&limit=${PAGE}&kinds=${STRUCTURE}`;
     const found = await list<Event>(path).catch(() => []);
     isFirst.value = found.length === 0 || found[0]!.seq <= 1;
     older.value = [...found, ...older.value];
@@ -88,7 +90,7 @@ function Events({ live }: { readonly live: LiveRun }) {
     .reverse();
   const from = Math.max(0, Math.floor(top.value / ROW) - 10);
   const rows = shown.slice(from, from + 60);
-  const first = known[0]?.at ?? 0;
+  const first = (live.root?.startedAt ?? 0) / 1000;
   return (
     <>
       <div class="search inpane">
@@ -127,7 +129,8 @@ function Events({ live }: { readonly live: LiveRun }) {
         <div style={{ height: `${Math.max(0, shown.length - from - rows.length) * ROW}px` }} />
       </div>
       <p class="blank">
-        {counted(shown.length, "event")} of {known.length} loaded.{" "}
+        {counted(shown.length, "event")} of {known.length} loaded. Write “delta” to see words as
+        they came.{" "}
         {!isFirst.value && (
           <button type="button" class="link" onClick={() => void load()}>
             Load older

@@ -175,6 +175,20 @@ export function asJson(text: string): unknown {
   }
 }
 
+/** Return a line without the marks of Markdown. */
+export function plain(line: string): string {
+  return line.replace(/\*\*|__|`|^#+ |^> |^[-*] /g, "").replace(/\[([^\]]*)\]\([^)]*\)/g, "$1");
+}
+
+/** Return the name of a model without its provider. */
+export const modelName = (model: string): string => exact(model.slice(model.indexOf(":") + 1));
+
+/** Return a call in a few words: its tool and its first argument. */
+export function callWords(tool: string, args: Readonly<Record<string, unknown>>): string {
+  const [first] = Object.values(args);
+  return `${exact(tool)} ${typeof first === "string" ? exact(first.slice(0, 120).replace(/\s+/g, " ")) : argumentsLine(args)}`;
+}
+
 export function callTime(call: CallNode, now: number): string {
   if (call.startedAt === null) return "";
   return took((call.endedAt ?? now) - call.startedAt);

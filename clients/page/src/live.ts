@@ -10,8 +10,10 @@ import {
   addUsage,
   EMPTY,
   fromSnapshot,
+  hasEnded,
   questions,
   reduceAll,
+  tailOf,
   type Event,
   type Question,
   type RunNode,
@@ -33,6 +35,8 @@ export interface Sum {
 export interface RunView {
   readonly node: Signal<RunNode>;
   readonly sum: Signal<Sum>;
+  /** The end of its text, of a tree that is too large for all its words. */
+  readonly tail: Signal<string>;
   /** True from the click on Stop until the log says that it has stopped. */
   readonly stopping: Signal<boolean>;
 }
@@ -45,6 +49,9 @@ const DELTAS = new Set<Event["kind"]>([
   "tool_call_args_delta",
   "tool_call_stream_delta",
 ]);
+
+/** With more runs at work than this, the server sends the last words of those in view, not all words. */
+const LARGE = 60;
 
 /** The runs whose cards are open: their text is drawn in each frame. */
 export const watched = new Set<string>();
@@ -78,6 +85,10 @@ export class LiveRun {
   readonly listed: Signal<string>;
   readonly questions = signal<readonly Question[]>([]);
   readonly tasks = signal<readonly TaskNode[]>([]);
+  /** More runs are at work than the page follows word by word. */
+  readonly isLarge = signal(false);
+  /** The runs in view, of which a large tree gets the last words. */
+  readonly inView = new Map<string, number>();
   /** Grows at most four times a second, while anything in it changes. */
   readonly beat = signal(0);
   /** The newest events, for the tab that shows them. */
@@ -109,9 +120,34 @@ export class LiveRun {
     const node = this.tree.runs.get(runId);
     if (node === undefined) return undefined;
     const sum: Sum = { usage: addUsage({ ...node.usage }, {}), agents: 1, waiting: 0 };
-    const view = { node: signal(node), sum: signal(sum), stopping: signal(false) };
+    const view = {
+      node: signal(node),
+      sum: signal(sum),
+      tail: signal(""),
+      stopping: signal(false),
+    };
     this.views.set(runId, view);
     return view;
+  }
+
+  /** Take over the last words of runs in view. */
+  hear(rows: readonly { readonly run_id: string; readonly tail?: string }[]): void {
+    batch(() => {
+      for (const row of rows) {
+        const view = row.tail === undefined ? undefined : this.view(row.run_id);
+        if (view !== undefined) view.tail.value = row.tail!;
+      }
+    });
+  }
+
+  /** Note that a run comes into view; return what ends that. */
+  see(runId: string): () => void {
+    this.inView.set(runId, (this.inView.get(runId) ?? 0) + 1);
+    return () => {
+      const count = (this.inView.get(runId) ?? 1) - 1;
+      if (count > 0) this.inView.set(runId, count);
+      else this.inView.delete(runId);
+    };
   }
 
   load(snapshot: SnapshotShape): void {
@@ -177,6 +213,9 @@ export class LiveRun {
   private settleNow(): void {
     this.questions.value = questions(this.tree);
     this.tasks.value = [...this.tree.tasks.values()];
+    let working = 0;
+    for (const node of this.tree.runs.values()) if (!hasEnded(node)) working += 1;
+    this.isLarge.value = working > LARGE;
     this.sumUp();
   }
 
@@ -220,4 +259,10 @@ function isSame(one: Sum, other: Sum): boolean {
   if (one.agents !== other.agents || one.waiting !== other.waiting) return false;
   const names = Object.keys(one.usage) as (keyof Usage)[];
   return names.every((name) => one.usage[name] === other.usage[name]);
+}
+
+/** Return the last words of a run. */
+export function tailFor(view: RunView): string {
+  const node = view.node.value;
+  return (!hasEnded(node) && node.open === null && view.tail.value) || tailOf(node);
 }

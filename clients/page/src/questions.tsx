@@ -21,7 +21,7 @@ import {
   type Asks,
   type Field,
 } from "./form.ts";
-import { argumentsLine, clock, exact, prose } from "./format.ts";
+import { argumentsLine, clock, exact, firstLine, prose } from "./format.ts";
 import { Glyph } from "./icons.tsx";
 import { now } from "./live.ts";
 import * as page from "./page.ts";
@@ -32,6 +32,8 @@ import { answer, conversation } from "./state.ts";
 /** Arguments of more lines must have been opened before they can be approved. */
 const MOST_LINES = 40;
 const MOST_SIGNS = 6000;
+/** Among so many runs, the task tells who asks. */
+const MANY = 12;
 /** A question that fits on two lines has its buttons beside it. */
 const SHORT = 90;
 
@@ -167,6 +169,9 @@ function Asker({ question, isShort, kind }: { question: Question; isShort: boole
     <span class={`path said ${isShort ? "" : "cut"}`}>
       {above.map((one) => `${exact(one.agent)} › `)}
       <b>{exact(question.agent)}</b>
+      {(live?.tree.runs.size ?? 0) > MANY &&
+        node !== undefined &&
+        ` (${prose(firstLine(node.task).slice(0, 40))})`}
       {isApproval(kind) ? " wants " : " asks in "}
       <span class="mono">{exact(question.tool)}</span>
       {isShort && <span class="mono"> {exact(argumentsLine(question.args))}</span>}
@@ -424,7 +429,7 @@ function Fields(options: {
       <label for={`${id}-json`}>JSON</label>
       <textarea
         id={`${id}-json`}
-        class="field"
+        class="field one"
         aria-label="JSON"
         rows={1}
         spellcheck={false}
@@ -480,7 +485,7 @@ function EditForm({ question, draft, send }: PartProps) {
     }
   };
   const given = tryRead(fields, question.args, draft);
-  const [before, after] = [lines(question.args), lines(given)];
+  const [before, after] = [lines(question.args, given), lines(given, question.args)];
   return (
     <>
       <Fields fields={fields} start={question.args} draft={draft} onSend={submit} />
@@ -500,12 +505,12 @@ function EditForm({ question, draft, send }: PartProps) {
   );
 }
 
-/** Return values one a line, texts as they are, for the comparison before an edit is sent. */
-function lines(values: object): string {
+/** Return the values that differ from others, texts as they are: what an edit changes is shown before it is sent. */
+function lines(values: object, others: object): string {
+  const other = new Map(Object.entries(others));
   return Object.entries(values)
-    .map(([name, value]) =>
-      typeof value === "string" ? `${name}: ${value}` : `${name}: ${JSON.stringify(value)}`,
-    )
+    .filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(other.get(name)))
+    .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)
     .join("\n");
 }
 

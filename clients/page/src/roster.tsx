@@ -1,15 +1,16 @@
 /** Many children of one run as rows. Only those in view are in the document; their order never changes by itself. */
 
 import type { RunNode } from "retinue-client";
-import { useMemo, useState } from "preact/hooks";
-import { tailOf } from "retinue-client";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import {
+  callWords,
   clock,
   exact,
   firstLine,
   isOver,
   lastLine,
   money,
+  plain,
   prose,
   runWord,
   statusOf,
@@ -21,13 +22,15 @@ import {
 } from "./format.ts";
 import { callNow, lastWords } from "./body.ts";
 import { Glyph } from "./icons.tsx";
-import type { LiveRun, RunView } from "./live.ts";
+import { tailFor, type LiveRun, type RunView } from "./live.ts";
 import * as page from "./page.ts";
 import { open } from "./route.ts";
 import { elapsed, linkTo, nameOf, RunGlyph } from "./run.tsx";
 
 const ROW = 28;
-const HEIGHT = 18 * ROW;
+const LEAST = 8 * ROW;
+/** What stands above and below the rows. */
+const AROUND = 150;
 const SPARE = 6;
 /** Those that need somebody come first. */
 const CHIPS: readonly Status[] = [
@@ -57,6 +60,17 @@ export function Roster({ live, view }: { readonly live: LiveRun; readonly view: 
   void live.beat.value;
   const [filter, setFilter] = useState<Status | null>(null);
   const [top, setTop] = useState(0);
+  const [height, setHeight] = useState(18 * ROW);
+  const section = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const log = section.current?.closest(".log");
+    if (!log) return undefined;
+    const observer = new ResizeObserver(() =>
+      setHeight(Math.max(LEAST, log.clientHeight - AROUND)),
+    );
+    observer.observe(log);
+    return () => observer.disconnect();
+  }, []);
   const node = view.node.value;
   const ids = useMemo(() => childrenIds(node), [node.calls]);
   const status = (id: string): Status => statusOf(live.tree.runs.get(id)?.status ?? "queued");
@@ -64,10 +78,10 @@ export function Roster({ live, view }: { readonly live: LiveRun; readonly view: 
   for (const id of ids) counts.set(status(id), (counts.get(status(id)) ?? 0) + 1);
   const shown = filter === null ? ids : ids.filter((id) => status(id) === filter);
   const from = Math.max(0, Math.floor(top / ROW) - SPARE);
-  const rows = shown.slice(from, from + Math.ceil(HEIGHT / ROW) + 2 * SPARE);
+  const rows = shown.slice(from, from + Math.ceil(height / ROW) + 2 * SPARE);
   const said = BAR.flatMap((one) => (counts.has(one) ? [`${counts.get(one)} ${wordOf(one)}`] : []));
   return (
-    <section class="roster" aria-label={`${ids.length} agents`}>
+    <section class="roster" ref={section} aria-label={`${ids.length} agents`}>
       <div class="chips">
         <Chip status={null} count={ids.length} filter={filter} choose={setFilter} />
         {CHIPS.filter((one) => counts.has(one)).map((one) => (
@@ -88,7 +102,7 @@ export function Roster({ live, view }: { readonly live: LiveRun; readonly view: 
         tabIndex={0}
         role="group"
         aria-label="Agents"
-        style={{ height: `${Math.min(HEIGHT, (shown.length + 1) * ROW)}px` }}
+        style={{ height: `${Math.min(height, (shown.length + 1) * ROW)}px` }}
         onScroll={(event) => setTop((event.currentTarget as HTMLElement).scrollTop)}>
         <table class="rows" aria-label="Agents" aria-rowcount={shown.length + 1}>
           <thead>
@@ -170,24 +184,29 @@ function Share({
   );
 }
 
-function words(node: RunNode): { text: string; isText: boolean } {
+function words(view: RunView): { text: string; isText: boolean } {
+  const node = view.node.value;
   const call =
     statusOf(node.status) === "running" && node.open === null ? callNow(node) : undefined;
   if (node.wait !== null)
     return { text: firstLine(node.wait.message).slice(0, 100), isText: false };
   if (statusOf(node.status) === "failed")
     return { text: exact(firstLine(node.error ?? "")), isText: false };
-  if (call !== undefined) return { text: exact(call.tool), isText: false };
-  const last = lastWords(node, tailOf(node), { first: firstLine, last: lastLine });
-  return { text: prose(last.slice(0, 200)), isText: true };
+  const asked = [...node.calls.values()].find((one) => one.status === "suspended");
+  if (asked !== undefined) return { text: `wants ${exact(asked.tool)}`, isText: false };
+  if (call !== undefined) return { text: callWords(call.tool, call.args), isText: false };
+  const last = lastWords(node, tailFor(view), { first: firstLine, last: lastLine });
+  const isRunning = statusOf(node.status) === "running";
+  return { text: prose(plain(isRunning ? last.slice(-64) : last.slice(0, 200))), isText: true };
 }
 
 function Row({ live, runId, place }: { live: LiveRun; runId: string; place: number }) {
+  useEffect(() => live.see(runId), [live, runId]);
   const view = live.view(runId);
   if (view === undefined) return null;
   const node = view.node.value;
   const usage = view.sum.value.usage;
-  const { text, isText } = words(node);
+  const { text, isText } = words(view);
   const isChosen = page.chosen.value?.runId === runId;
   const show = (): void => open(linkTo(live, node));
   return (

@@ -1,19 +1,21 @@
 /** A run: the body with its words and calls, the card of a sub-agent, and the turn of a root run. */
 
 import { useSignal } from "@preact/signals";
-import { tailOf, type CallNode, type RunNode } from "retinue-client";
+import { type CallNode, type RunNode } from "retinue-client";
 import { useEffect, useMemo } from "preact/hooks";
 import { callNow, itemsOf, lastWords, type Item } from "./body.ts";
 import { CopyButton, IconButton } from "./buttons.tsx";
 import { Call, Meter, progressOf } from "./call.tsx";
 import {
-  argumentsLine,
+  callWords,
   clock,
   exact,
   firstLine,
   isOver,
   lastLine,
+  modelName,
   money,
+  plain,
   prose,
   runWord,
   spoken,
@@ -26,9 +28,10 @@ import {
 } from "./format.ts";
 import { Glyph, Icon } from "./icons.tsx";
 import { Images } from "./images.tsx";
-import { now, watched, type LiveRun, type RunView } from "./live.ts";
+import { now, tailFor, watched, type LiveRun, type RunView } from "./live.ts";
 import { Prose } from "./markdown.tsx";
 import * as page from "./page.ts";
+import { ReceiptOf } from "./receipt.tsx";
 import { Roster } from "./roster.tsx";
 import { address } from "./route.ts";
 import { inputOf } from "./state.ts";
@@ -95,8 +98,12 @@ export function Body({ live, view, depth, before = NOTHING, isRoot }: BodyProps)
   const node = view.node.value;
   useEffect(() => {
     watched.add(node.runId);
-    return () => void watched.delete(node.runId);
-  }, [node.runId]);
+    const leave = live.see(node.runId);
+    return () => {
+      watched.delete(node.runId);
+      leave();
+    };
+  }, [live, node.runId]);
   const items = itemsOf(node, before).filter(
     (item) => isRoot || item.kind !== "user" || item.key !== firstKey(node),
   );
@@ -126,6 +133,11 @@ export function Body({ live, view, depth, before = NOTHING, isRoot }: BodyProps)
         );
       })}
       {isOver(statusOf(node.status)) && node.error !== null && isRoot && <Failure node={node} />}
+      {live.isLarge.value &&
+        node.open === null &&
+        !isOver(statusOf(node.status)) &&
+        view.tail.value && <Prose text={`… ${view.tail.value}`} isOpen />}
+      <ReceiptOf node={node} isRoot={isRoot} />
     </>
   );
 }
@@ -248,7 +260,7 @@ export function Card({ live, runId, call, depth, siblings }: CardProps) {
   const hasChildren = [...node.calls.values()].some((one) => one.children.length > 0);
   const isOpen = chosen ?? (hasChildren && !isOver(status) && depth < 4);
   const isChosen = page.chosen.value?.runId === runId;
-  const isPeeking = hasPeek(node, isOpen, siblings);
+  const isPeeking = hasPeek(view, isOpen, siblings);
   const place = { live, runId };
   return (
     <article
@@ -282,7 +294,7 @@ export function Card({ live, runId, call, depth, siblings }: CardProps) {
         <Numbers view={view} />
       </header>
       <Now live={live} view={view} call={call} hasWords={isOpen || isPeeking} />
-      {isPeeking && <Peek node={node} />}
+      {isPeeking && <Peek view={view} />}
       {!isOpen && status === "failed" && <Failure node={node} />}
       {isOpen && (
         <div class="body">
@@ -320,10 +332,11 @@ function Numbers({ view }: { readonly view: RunView }) {
 
 /** Return what a run does now, for the second line of its card. */
 function nowWords(
-  node: RunNode,
+  view: RunView,
   call: CallNode | null,
   hasWords: boolean,
 ): { text: string; isText: boolean } {
+  const node = view.node.value;
   const status = statusOf(node.status);
   if (node.wait !== null) {
     const seconds =
@@ -337,23 +350,23 @@ function nowWords(
     const asked = [...node.calls.values()].find(
       (one) => one.status === "suspended" && one.children.length === 0,
     );
-    if (asked !== undefined)
-      return { text: `${asked.tool} ${argumentsLine(asked.args)}`, isText: false };
+    if (asked !== undefined) return { text: callWords(asked.tool, asked.args), isText: false };
   }
-  const progress = progressOf(call ?? undefined);
-  if (status === "running" && progress !== null) return { text: progress.text, isText: false };
+  const progress = progressOf(call ?? undefined) ?? progressOf(callNow(node));
   const background = call?.isTask && !isOver(status) ? "in the background · " : "";
+  if (status === "running" && progress !== null)
+    return { text: background + progress.text, isText: false };
   const working = status === "running" && node.open === null ? callNow(node) : undefined;
   if (hasWords && working === undefined)
-    return { text: `${background}step ${node.steps} · ${exact(node.model)}`, isText: false };
-  const words = lastWords(node, tailOf(node), { first: firstLine, last: lastLine });
+    return { text: `${background}step ${node.steps} · ${modelName(node.model)}`, isText: false };
+  const words = lastWords(node, tailFor(view), { first: firstLine, last: lastLine });
   const quiet = now.value - node.at;
   const silence = status === "running" && quiet > QUIET ? ` · quiet for ${clock(quiet)}` : "";
   if (words && working === undefined)
-    return { text: background + prose(words.slice(0, 400)) + silence, isText: true };
+    return { text: background + prose(plain(words.slice(0, 400))) + silence, isText: true };
   if (working !== undefined) {
     return {
-      text: `${background}${exact(working.tool)} ${argumentsLine(working.args)}${silence}`,
+      text: `${background}${callWords(working.tool, working.args)}${silence}`,
       isText: false,
     };
   }
@@ -363,8 +376,9 @@ function nowWords(
 function Now(options: { live: LiveRun; view: RunView; call: CallNode; hasWords: boolean }) {
   const { live, view, call, hasWords } = options;
   const node = view.node.value;
-  const { text, isText } = nowWords(node, call, hasWords);
-  const share = statusOf(node.status) === "running" ? progressOf(call)?.share : undefined;
+  const { text, isText } = nowWords(view, call, hasWords);
+  const isRunning = statusOf(node.status) === "running";
+  const share = isRunning ? (progressOf(call) ?? progressOf(callNow(node)))?.share : undefined;
   const word = view.stopping.value && !isOver(statusOf(node.status)) ? "stopping" : runWord(node);
   return (
     <div class="now">
@@ -424,17 +438,17 @@ function Acts({ live, node }: { readonly live: LiveRun; readonly node: RunNode }
 }
 
 /** True if the card shows the last lines of its run below its head. */
-function hasPeek(node: RunNode, isOpen: boolean, siblings: number): boolean {
-  return (
-    !isOpen && siblings <= MOST_PEEKS && statusOf(node.status) === "running" && tailOf(node) !== ""
-  );
+function hasPeek(view: RunView, isOpen: boolean, siblings: number): boolean {
+  const isRunning = statusOf(view.node.value.status) === "running";
+  return !isOpen && siblings <= MOST_PEEKS && isRunning && tailFor(view) !== "";
 }
 
-function Peek({ node }: { readonly node: RunNode }) {
+function Peek({ view }: { readonly view: RunView }) {
+  const node = view.node.value;
   return (
     <div class="peek">
       <p class="said" dir="auto" data-part="text">
-        {prose(tailOf(node).trimEnd())}
+        {prose(tailFor(view).trimEnd())}
         {node.open !== null && <span class="caret" />}
       </p>
     </div>
@@ -532,8 +546,8 @@ function Begun({
         <div class="who">
           <b>{exact(node.agent)}</b>
           <span class="cut">
-            {exact(node.model)} · step {node.steps}
-            {node.wait === null ? "" : ` · ${nowWords(node, null, false).text}`}
+            {modelName(node.model)} · step {node.steps}
+            {node.wait === null ? "" : ` · ${nowWords(view, null, false).text}`}
           </span>
         </div>
         <Body live={live} view={view} depth={0} before={said} isRoot />

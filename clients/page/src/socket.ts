@@ -63,12 +63,13 @@ export function connect(): void {
   const opened = new WebSocket(address);
   socket = opened;
   opened.onopen = () => {
-    tries = 0;
-    link.value = "live";
     for (const [name, one] of subscriptions) send({ subscribe: name, ...one.request() });
     listen();
   };
   opened.onmessage = (message: MessageEvent<string>) => {
+    // A server that refuses opens the socket, too, and closes it: only a message shows that it is live.
+    tries = 0;
+    link.value = "live";
     listen();
     const found = JSON.parse(message.data) as Message | Message[];
     for (const one of Array.isArray(found) ? found : [found]) deliver(one);

@@ -22,6 +22,14 @@ export const agents = signal<readonly Served[]>([]);
 export const threads = signal<readonly ThreadShape[]>([]);
 export const search = signal("");
 const ROOT_RUNS = 20;
+/** The kinds of events that change a tree, without words as they come. */
+export const STRUCTURE = [
+  "run_started run_finished step_started inference_finished tool_call_started tool_call_ready",
+  "tool_call_finished tool_call_resumed messages_snapshot state_delta activity_snapshot",
+  "child_started child_finished task_updated handoff error step_finished state_snapshot custom",
+]
+  .join(" ")
+  .replaceAll(" ", ",");
 
 const time = (thread: ThreadShape): number => Date.parse(thread.used_at ?? "") || 0;
 
@@ -58,6 +66,7 @@ export class Conversation {
   readonly newest = computed(() => this.runs.value.at(-1));
   private oldest: string | null = null;
   private closed = false;
+  private readonly stops = new Map<LiveRun, () => void>();
 
   constructor(readonly threadId: string) {}
 
@@ -75,7 +84,7 @@ export class Conversation {
 
   close(): void {
     this.closed = true;
-    for (const run of this.runs.value) socket.unsubscribe(run.runId);
+    for (const run of this.runs.value) this.leave(run);
   }
 
   /** Take over what the list of threads says, and look for runs that have begun elsewhere. */
@@ -127,26 +136,64 @@ export class Conversation {
   }
 
   private follow(run: LiveRun): void {
+    const isLarge = run.isLarge.peek();
     socket.subscribe(run.runId, {
-      request: () =>
-        run.tree.seq > 0 ? { run_id: run.runId, after: run.tree.seq } : { run_id: run.runId },
+      request: () => ({
+        run_id: run.runId,
+        ...(run.tree.seq > 0 ? { after: run.tree.seq } : {}),
+        ...(isLarge ? { kinds: STRUCTURE } : {}),
+      }),
       receive: (message) => {
         if (message.event !== undefined) run.receive(message.event as Event);
         if (message.ended) {
           run.ended = true;
-          socket.unsubscribe(run.runId);
+          this.leave(run);
         }
-        if (message.error !== undefined) void this.reload(run);
+        if (message.error !== undefined) window.setTimeout(() => void this.reload(run), 1000);
+      },
+    });
+    if (isLarge) this.followRoster(run);
+    const stop = effect(() => {
+      if (run.isLarge.value === isLarge) return;
+      stop();
+      if (!run.ended) queueMicrotask(() => void this.reload(run));
+    });
+    this.stops.set(run, stop);
+  }
+
+  /** Follow the last words of the runs in view, instead of all words. */
+  private followRoster(run: LiveRun): void {
+    const name = `${run.runId}/roster`;
+    const inView = (): string[] =>
+      [...run.inView.keys()]
+        .flatMap((id) => run.tree.runs.get(id)?.ns.join("|") || [])
+        .slice(0, 200);
+    let sent = "";
+    socket.subscribe(name, {
+      request: () => ({ run_id: run.runId, roster: true, window: inView() }),
+      receive: (message) => {
+        const roster = message["roster"] as
+          { rows: { run_id: string; tail?: string }[] } | undefined;
+        if (roster !== undefined) run.hear(roster.rows);
+        const window = inView();
+        if (sent !== (sent = window.join())) socket.send({ watch: name, window });
       },
     });
   }
 
-  /** Start again from the snapshot: the log is another one, or was pruned. */
-  private async reload(run: LiveRun): Promise<void> {
+  private leave(run: LiveRun): void {
+    this.stops.get(run)?.();
+    this.stops.delete(run);
     socket.unsubscribe(run.runId);
+    socket.unsubscribe(`${run.runId}/roster`);
+  }
+
+  /** Start again from the snapshot: a tree has become large or small, or its log was pruned. */
+  private async reload(run: LiveRun): Promise<void> {
+    this.leave(run);
     try {
       await this.begin(run);
-      window.setTimeout(() => !this.closed && this.follow(run), 1000);
+      if (!this.closed) this.follow(run);
     } catch (error) {
       if (error instanceof ApiError && error.status === 404) this.state.value = "missing";
       else window.setTimeout(() => !this.closed && void this.reload(run), 2000);
@@ -199,13 +246,13 @@ export async function start(
 
 /** Send a message to an agent at work. */
 export async function steer(rootId: string, ns: readonly string[], input: string): Promise<void> {
-  const body = { input, ...(ns.length > 0 ? { ns: ns.join("|") } : {}) };
+  const body = { input, ...(ns.length > 0 ? { ns } : {}) };
   await post(`api/v1/runs/${segment(rootId)}/messages`, body);
 }
 
 export async function stop(rootId: string, ns: readonly string[], options: object): Promise<void> {
   const body = { reason: "stopped on the page", ...options };
-  const part = ns.length > 0 ? { ns: ns.join("|") } : {};
+  const part = ns.length > 0 ? { ns } : {};
   await post(`api/v1/runs/${segment(rootId)}/cancel`, { ...body, ...part });
 }
 

@@ -37,7 +37,7 @@ const ORDER = ["Needs you", "Working", "Earlier today", "Yesterday", "This week"
 function meta(thread: ThreadShape): string {
   const parts: string[] = [];
   if (thread.questions > 0) parts.push(counted(thread.questions, "question"));
-  if (thread.children > 0) parts.push(`${counted(thread.children + 1, "agent")} at work`);
+  if (thread.children > 0) parts.push(counted(thread.children + 1, "agent"));
   else if (thread.status === "running") parts.push("running");
   if (thread.status === "queued") parts.push("queued");
   if (thread.status === "failed") parts.push("failed");

@@ -9,6 +9,7 @@ import {
   counted,
   exact,
   isOver,
+  modelName,
   money,
   prose,
   runWord,
@@ -361,7 +362,7 @@ function Facts({ live }: { readonly live: LiveRun }) {
         )}
         <dt>Model</dt>
         <dd>
-          {exact(node.model) || "—"} · step {node.steps}
+          {modelName(node.model) || "—"} · step {node.steps}
         </dd>
         <dt>Tokens</dt>
         <dd>

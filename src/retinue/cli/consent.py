@@ -3,75 +3,102 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import sys
-from contextlib import suppress
-from functools import partial
-from typing import Any
 
 from ..core.errors import ConfigurationError
-from ..core.functions import in_thread
 from ..core.hooks import BeforeToolContext, Registrar
-from ..core.plugins import Block
-from ..plugins.permissions import Permissions, Verdict
+from ..core.plugins import Block, Suspend
+from ..core.results import SuspendTicket
+from ..core.state import StateCommand
+from ..plugins.permissions import APPROVAL, Permissions, Verdict, answer_in, judgement
 from ..workspace.tools import READ_ONLY_TOOLS
-from .text import clean, complain, count
+from .questions import Answer, Question, last_sentence
+from .text import complain, count
 from .view import View
 
 READING = (*sorted(READ_ONLY_TOOLS), "agent_*", "task_*")
 """Calls that are never asked about: they change nothing, or start an agent that is asked about itself."""
-_SHOWN = 4000
-"""Characters of an argument that are shown; more of it is counted."""
+_MOST_BYTES = 1 << 20
+"""The largest file whose change is shown line by line."""
 
 
 class Consent(Permissions):
-    """Asks inside the process, so that sub-agents and background tasks are asked about too. One question at a time."""
+    """Asks inside the process, so that sub-agents and background tasks are asked about too, while the others go on."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(allow=(*READING, *args.allow), default=_default(args))
-        self.terminal = asyncio.Lock()
-        """Held while a question is on the terminal: nothing else is shown then."""
         self.view: View | None = None
-        self._always: set[str] = set()
+        self.rules_given: list[str] = []
+        """The rules that a person has set by an answer."""
+        self._always: list[Permissions] = []
+        self._open: list[tuple[BeforeToolContext, Question]] = []
         self._unasked: dict[str, int] = {}
         """The number of refused calls by tool, where nobody could be asked."""
+        self._folder = args.workspace or "."
 
     def register(self, r: Registrar) -> None:
         r.hook("before_inference", self._hide, priority=10)
         r.hook("before_tool", self._ask, priority=10)
 
-    async def _ask(self, ctx: BeforeToolContext) -> Block | None:
+    def allow(self, rule: str) -> None:
+        """Ask no more about the calls of a rule, nor about those that wait now."""
+        self._always.append(Permissions(allow=(rule,), default="ask"))
+        self.rules_given.append(rule)
+        for ctx, question in list(self._open):
+            if self._is_allowed(ctx) and not question.answered.done():
+                question.answered.set_result(Answer(True))
+
+    def _is_allowed(self, ctx: BeforeToolContext) -> bool:
+        return any(rule.verdict(ctx.call, ctx.tool) == "allow" for rule in self._always)
+
+    async def _ask(self, ctx: BeforeToolContext) -> StateCommand | Block | Suspend | None:
         call, verdict = ctx.call, self.verdict(ctx.call, ctx.tool)
-        if verdict == "allow":
-            return None
         if verdict == "deny":
             return Block(f"{call.name} is not permitted with these arguments")
-        if not sys.stdin.isatty():
+        if (answered := answer_in(ctx.decision)) is not None:
+            return judgement(call, answered)
+        if verdict == "allow" or self._is_allowed(ctx):
+            return None
+        if self.view is None or not self.view.asks:
             self._unasked[call.name] = self._unasked.get(call.name, 0) + 1
             return Block(f"{call.name} needs the consent of the user, who cannot be asked: do not try again")
-        async with self.terminal:
-            if call.name in self._always:
-                return None
-            answer = await self._question(ctx.agent.name, call.name, call.args)
-        if answer in ("a", "all"):
-            self._always.add(call.name)
-        return None if answer in ("y", "yes", "a", "all") else Block("the user said no")
-
-    async def _question(self, agent: str, tool: str, args: dict[str, Any]) -> str:
-        if self.view is not None:
-            self.view.pause()
-        lines = [f"{clean(agent)} wants to call {clean(tool)}:", *_argument_lines(args)]
-        print("\n".join(lines), file=sys.stderr)
-        _drop_typed_ahead()
-        print(f"Allow it? [y]es, [n]o, [a]ll calls of {clean(tool)}: ", end="", file=sys.stderr, flush=True)
+        said = next((message.text for message in reversed(ctx.messages) if message.role == "assistant"), "")
+        question = Question(
+            ctx.run.run_id, (ctx.agent.name,), call.name, call.args, said=last_sentence(said), read=self._read
+        )
+        self._open.append((ctx, question))
         try:
-            # os.read holds no lock of sys.stdin, so a question that nobody answers does not hinder the exit.
-            given = await in_thread(partial(os.read, sys.stdin.fileno(), 1024), {})
+            answer = await self.view.ask(question)
         finally:
-            if self.view is not None:
-                self.view.proceed()
-        return given.decode(errors="replace").strip().lower()
+            self._open.remove((ctx, question))
+        return self._carry_out(ctx, question, answer)
+
+    def _carry_out(self, ctx: BeforeToolContext, question: Question, answer: Answer) -> Block | Suspend | None:
+        call = ctx.call
+        if not answer.approved:
+            return Block(f"the user said no: {answer.message}" if answer.message else "the user said no")
+        if answer.always:
+            self.allow(question.rule)
+        if answer.args is None or self.view is None:
+            return None
+        # Other arguments come with a decision on the waiting call: they are checked like those of a model.
+        self.view.decide(ctx.run.run_id, call.id, answer)
+        text = f"May {ctx.agent.name} call {call.name}?"
+        return Suspend(
+            SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, APPROVAL, editable=True)
+        )
+
+    def _read(self, path: str) -> str | None:
+        """Return the text of a file of the folder, for what a change would do to it."""
+        try:
+            place = os.path.join(self._folder, path)
+            inside = os.path.realpath(place).startswith(os.path.realpath(self._folder) + os.sep)
+            if not inside or os.path.getsize(place) > _MOST_BYTES:
+                return None
+            with open(place, encoding="utf-8") as file:
+                return file.read()
+        except (OSError, ValueError):
+            return None
 
     def report(self) -> bool:
         """Name the options that would have allowed the calls nobody was asked about; return whether there were any."""
@@ -84,14 +111,6 @@ class Consent(Permissions):
         return True
 
 
-def _drop_typed_ahead() -> None:
-    """Drop what was typed, or pasted, before a question: it is no answer to it."""
-    with suppress(ImportError, OSError):
-        import termios  # not on Windows
-
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-
-
 def make_permissions(args: argparse.Namespace) -> Permissions:
     """Return what the same options mean without a terminal: a call that needs consent waits for a decision."""
     return Permissions(allow=(*READING, *args.allow), default=_default(args))
@@ -101,14 +120,3 @@ def _default(args: argparse.Namespace) -> Verdict:
     if args.read_only and (args.yes or args.allow or getattr(args, "shell", False)):
         raise ConfigurationError("--read-only allows nothing else: leave --yes, --allow and --shell out")
     return "deny" if args.read_only else "allow" if args.yes else "ask"
-
-
-def _argument_lines(args: dict[str, Any]) -> list[str]:
-    """Return the arguments, indented on every line, so that none looks like a question of ours."""
-    lines: list[str] = []
-    for name, value in args.items():
-        text = value if isinstance(value, str) else repr(value)
-        more = f"\n[{count(len(text) - _SHOWN, 'more character')}]" if len(text) > _SHOWN else ""
-        first, *others = clean(text[:_SHOWN] + more).split("\n")
-        lines += [f"  {clean(name)}: {first}", *[f"  | {line}" for line in others]]
-    return lines

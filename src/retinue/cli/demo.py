@@ -61,7 +61,7 @@ async def _demonstrate(folder: Path, args: argparse.Namespace, interrupt: Interr
     print(INTRODUCTION, file=out, flush=True)
     agent = make_assistant(str(folder), choose_model(DEFAULT_MODEL))
     trees: list[ShownTree] = []
-    with make_view(as_json=args.json) as view:
+    async with make_view(args) as view:
         async with Runtime([agent]) as runtime:
             for question in QUESTIONS:
                 print(file=out, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -11,8 +12,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-from ..core.concurrency import helpers
+from ..core.concurrency import helpers, until_stopped
+from ..core.decisions import Decision
 from ..core.events import Event, TaskUpdated
+from ..core.results import SuspendTicket
 from ..core.runs import RunResult, RunStatus
 from ..runtime import Run
 from ..tasks.task import TaskStatus
@@ -73,6 +76,11 @@ class Interrupt:
         self._loop = asyncio.get_running_loop()
         await self._event.wait()
 
+    def press(self) -> None:
+        """Do what a first signal does."""
+        self.happened = True
+        self._event.set()
+
     def forget(self) -> None:
         """Wait for another first signal."""
         self.happened = False
@@ -85,18 +93,27 @@ class Interrupt:
                 await self.wait()
 
 
-def make_view(*, as_json: bool = False) -> View:
+def make_view(args: argparse.Namespace) -> View:
     """Return the view for what stdout is."""
     stream = sys.stdout
-    if as_json:
+    if args.json:
         return JsonView(stream)
-    if is_interactive(stream):
-        try:
-            from .live import LiveView
-        except ModuleNotFoundError:  # rich is not installed
-            return PlainView(stream)
-        return LiveView(stream)
+    if is_drawn(args):
+        from .screen import Screen
+
+        return Screen(stream, stop=interrupt_self, ascii_only=getattr(args, "ascii", False))
     return PlainView(stream)
+
+
+def is_drawn(args: argparse.Namespace) -> bool:
+    """Return whether a command draws: on a terminal, with keys to steer it."""
+    wants_lines = args.json or getattr(args, "plain", False)
+    return not wants_lines and sys.stdin.isatty() and is_interactive(sys.stdout)
+
+
+def interrupt_self() -> None:
+    """Do what Ctrl-C does where the terminal does not send a signal for it."""
+    signal.raise_signal(signal.SIGINT)
 
 
 async def watch(
@@ -107,17 +124,17 @@ async def watch(
     consent: Consent | None = None,
     *,
     has_ended: bool = False,
+    waits_for_tasks: bool = True,
 ) -> RunResult:
     """Show a run and its background tasks until they end. An interrupt cancels them.
 
     `has_ended`: an earlier process has ended the run, and left tasks. `pace` returns the seconds to wait before an
-    event is shown; the run itself does not wait. Nothing is shown while `consent` has a question on the terminal.
+    event is shown; the run itself does not wait.
     """
-    interrupt.clean_up = view.close
-    terminal = asyncio.Lock() if consent is None else consent.terminal
+    interrupt.clean_up, terminal = view.close, view.terminal
     if consent is not None:
         consent.view = view
-    async with helpers(_tick(view), _cancel_when(interrupt, run)):
+    async with helpers(_tick(view), _cancel_when(interrupt, run, view)):
         last, tasks = 0, set[str]()
         async for event in run:
             last = event.seq
@@ -131,6 +148,8 @@ async def watch(
             async with terminal:
                 view.show(event)
         result = await run.result()
+        if not waits_for_tasks:
+            return result
         if tasks and not interrupt.happened:
             view.note(f"waiting for {count(len(tasks), 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
@@ -146,11 +165,39 @@ async def _show_task(event: Event, view: View, interrupt: Interrupt, terminal: a
         interrupt.lost_tasks += 1
 
 
-async def _cancel_when(interrupt: Interrupt, run: Run) -> None:
+async def _cancel_when(interrupt: Interrupt, run: Run, view: View) -> None:
     await interrupt.wait()
     if not run.ended:
-        complain("cancelling the run; press Ctrl-C again to leave at once")
+        view.warn("cancelling the run; press Ctrl-C again to leave at once")
     await run.cancel("interrupted", tasks=True)
+
+
+async def converse(
+    run: Run,
+    answer: Callable[[str, dict[str, Decision]], Run],
+    view: View,
+    interrupt: Interrupt,
+    consent: Consent | None = None,
+    *,
+    waits_for_tasks: bool = True,
+) -> RunResult:
+    """Show a run to its end: what it waits for is asked, and `answer` continues it with the decisions."""
+    result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks)
+    while result.status.is_waiting and not interrupt.happened:
+        async with until_stopped(view.answers(result), interrupt.wait()) as asking:
+            given = asking.result() if asking.done() else {}
+        if not given:
+            break
+        decisions = {target: one.decision(_ticket(result, target)) for target, one in given.items()}
+        run = answer(result.run_id, decisions)
+        result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks)
+    return result
+
+
+def _ticket(result: RunResult, target: str) -> SuspendTicket:
+    """Return the ticket of a path or call id."""
+    tickets = result.suspended
+    return tickets.get(target) or next(one for one in tickets.values() if "/".join(one.path) == target)
 
 
 async def _tick(view: View) -> None:

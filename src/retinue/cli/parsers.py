@@ -22,7 +22,7 @@ _EXITS = """\
 Exit codes: 0 done; 1 it failed, did not complete or found errors; 2 wrong use (arguments, folder, database);
 130 interrupted by Ctrl-C; 143 terminated; 141 nobody reads the output any more.
 
-Variables: RETINUE_DB is the default of --db, RETINUE_MODEL that of --model; NO_COLOR turns off colours and drawing."""
+Variables: RETINUE_DB is the default of --db, RETINUE_MODEL that of --model; NO_COLOR turns off colours."""
 _ABOUT = {
     "run": """\
 You watch the agents work on it.
@@ -36,10 +36,11 @@ terminal such calls are refused.
 Without --model and $RETINUE_MODEL, the built-in offline:rules answers. It is rules, not a language model:
 it looks for the words of the question in the files and quotes what it finds.""",
     "chat": """\
-Each line is a message in one conversation; the agents answer it as with retinue run, and remember the lines before.
---thread continues a conversation that --db has kept.
+Each message is a turn of one conversation; the agents answer it as with retinue run, and remember what was said before.
+--continue and --thread go on with a conversation that --db, or the server, has kept.
 
-Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines are read until the input ends.""",
+/help shows the keys and commands. Ctrl-C stops the present answer, Ctrl-D or /exit leaves. Without a terminal, lines
+are read until the input ends.""",
     "serve": """\
 TARGET is a folder, as for retinue run, or MODULE:ATTR of an agent, a list of agents, a Runtime, or a function
 that returns one of them.
@@ -84,7 +85,7 @@ _GROUPS = {
 }
 _COMMANDS = {  # the function, what it does, and an example
     "run": ("run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
-    "chat": ("chat:chat", "talk about the files of a folder, line by line", "--workspace docs --db sqlite:///app.db"),
+    "chat": ("chat:chat", "talk about the files of a folder", "--workspace docs --db sqlite:///app.db"),
     "agents list": ("agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
     "agents validate": (
         "agents:validate_agents",
@@ -124,11 +125,11 @@ _COMMANDS = {  # the function, what it does, and an example
     "demo": ("demo:demo", "see it work, without network or key", "--keep"),
 }
 _CONSENT = "--yes --allow --read-only"
-_FOLDER = f"--workspace --agent --subagents --shell {_CONSENT} --model --thread --db --max-steps"
+_FOLDER = f"--workspace --agent --subagents --shell {_CONSENT} --model --thread --db --max-steps --server --token --plain --ascii"
 _AGENT_OF_RUN = "--target|--workspace --model"
 _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "run": f"question {_FOLDER}",
-    "chat": _FOLDER,
+    "chat": f"{_FOLDER} --continue",
     "agents list": "folder --workspace",
     "agents validate": "folder --workspace",
     "tasks list": "--thread --status --workspace|--db",
@@ -335,6 +336,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--args": _value("JSON", "call the tool with these arguments instead"),
     "--at": _value("SEQ", "the number of the event", type=count_from_1, required=True),
     "--cancel": _value("CALL[=REASON]", "do not go on; the model reads why", **_REPEATED),
+    "--ascii": _flag("draw with ASCII only"),
+    "--continue": {
+        "action": "store_true",
+        "dest": "goes_on",
+        "help": "go on with the last conversation of the database",
+    },
     "--cors": _value(
         "ORIGIN",
         "an origin whose pages may use it, as in https://app.example.com; may be repeated",
@@ -379,6 +386,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--model": _value("M", "provider:model (default: $RETINUE_MODEL, else offline:rules)"),
     "--no-auth": _flag("ask for no token: whoever reaches the port is let in"),
     "--older-than": _value("TIME", "how long ago they ended: 30d, 12h, 90m or 45s", type=span, required=True),
+    "--plain": _flag("print lines, draw nothing: for screen readers and simple terminals"),
     "--port": _value("PORT", "default: 8123; 0 is any that is free", type=count_from_0, default=8123),
     "--public": _flag("allow --no-auth on an address that others can reach"),
     "--push-private": _flag("let A2A push notifications go to this machine and its network"),
@@ -391,6 +399,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
         "what it allows: some of read,run,answer,admin (default: read,run,answer)",
         default="read,run,answer",
     ),
+    "--server": _value("URL", "talk to the agents of a server (retinue serve), as in http://127.0.0.1:8123"),
     "--shared-files": _flag("let all users work on the same files, which their agents read and overwrite"),
     "--shell": _flag("let the agents run any command, as you could yourself"),
     "--slots": _value("N", "runs at once (default: 16)", type=count_from_1, default=16),
@@ -409,6 +418,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--tls-cert": _value("F", "a chain of certificates (PEM): serve https, and gRPC with TLS"),
     "--tls-key": _value("F", "the private key of the certificate (PEM)"),
     "--token": _value("T", "the token of the user local (default: a new one, unless the database has tokens)"),
+    "run --token": _value("T", "the token of that server"),
+    "chat --token": _value("T", "the token of that server"),
     "--token-file": _value("F", "a file with that token"),
     "--user": _value("ID", "only those of one user"),
     "--user-header": _value("NAME", "the header in which a proxy in front names the user"),

@@ -194,7 +194,7 @@ async def _resume(args: argparse.Namespace, decide: Decide, interrupt: Interrupt
     """Continue a run and show it."""
     consent = Consent(args)
     found = await _find(args, decide, consent)
-    with make_view(as_json=args.json) as view:
+    async with make_view(args) as view:
         for event in found.past:
             view.recall(event)
         async with found.runtime as runtime:
@@ -289,7 +289,7 @@ async def fork(args: argparse.Namespace, interrupt: Interrupt) -> int:
         if record.log_id not in ("", args.run_id):
             raise ConfigurationError(f"run {args.run_id} is in the background of {record.log_id}: fork that one")
         runtime = await _make_runtime(url, record, args, consent)
-    with make_view(as_json=args.json) as view:
+    async with make_view(args) as view:
         async with runtime:
             try:
                 run = await runtime.fork(args.run_id, at=args.at, input=args.input, decisions=decisions or None)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from typing import Any, Self, TextIO
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self, TextIO, cast
 
 import msgspec
 
@@ -23,11 +27,15 @@ from ..core.events import (
     ToolCallStarted,
     event_to_json,
 )
+from ..core.functions import in_thread
+from ..core.runs import RunResult
 from ..tasks.task import TaskStatus
 from ..wire.resources import iso
 from ..wire.tree import RunNode
 from .outline import ShownTree, call_line, summary
-from .text import clean, escape_json, headline, is_unicode, one_line
+from .questions import Answer, Question, detail_rows, parse_value
+from .rows import Look, plain
+from .text import clean, complain, escape_json, headline, one_line
 
 _INDENT = 6
 """Columns by which a child is indented."""
@@ -36,8 +44,13 @@ _INDENT = 6
 class View:
     """Shows one run after another. This one shows nothing but remarks."""
 
+    asks = False
+    """True if it can put a question to a person."""
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.terminal = asyncio.Lock()
+        """Held while a question is on a terminal that only shows lines: nothing else is shown then."""
         self._replies: dict[Namespace, str] = {}
         """The replies of background tasks, by the namespace of their run."""
 
@@ -59,29 +72,37 @@ class View:
     def note(self, text: str) -> None:
         """Show a remark."""
 
+    def warn(self, text: str) -> None:
+        """Tell the person something that is no part of the run."""
+        complain(text)
+
     def tick(self) -> None:
         """Draw again; called several times a second."""
 
-    def pause(self) -> None:
-        """Leave the terminal to a question."""
+    async def ask(self, question: Question) -> Answer:
+        """Put a question to a person and return the answer."""
+        raise NotImplementedError
 
-    def proceed(self) -> None:
-        """Draw again after a question."""
+    async def answers(self, result: RunResult) -> dict[str, Answer]:
+        """Return the answers of a person to what a run waits for, by the path of the call; none if nobody can be asked."""
+        return {}
+
+    def decide(self, run_id: str, call_id: str, answer: Answer) -> None:
+        """Note the answer to a question that a call is about to ask."""
 
     def close(self) -> None:
         """Leave the terminal as it was; may be called at any time and twice."""
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self.close()
 
 
 def is_interactive(stream: TextIO) -> bool:
     """Return whether a stream is a terminal that can be drawn on."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and stream.isatty() and is_unicode(stream)
+    return os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
 class JsonView(View):
@@ -114,12 +135,48 @@ def _in_style(event: dict[str, Any]) -> dict[str, Any]:
 
 
 class PlainView(View):
-    """Prints lines without colour. Only the text of the root is streamed."""
+    """Prints lines without colour, and asks on a line of its own. Only the text of the root is streamed."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
+        self.asks = sys.stdin.isatty()
         self._tree = ShownTree()
         self._in_text = False
+
+    async def ask(self, question: Question) -> Answer:
+        async with self.terminal:
+            if question.answered.done():  # by the rule that an answer before it has set
+                return question.answered.result()
+            self._say(_asked_lines(question))
+            _drop_typed_ahead()
+            while True:
+                given = await self._read_line(_KEYS if question.is_approval else "answer, or an empty line to cancel: ")
+                answer = _answer_of(question, given)
+                if answer is not None:
+                    return answer
+                self._say([f"  {one_line(given or '', 40)} is not an answer. Nothing was answered."])
+
+    async def answers(self, result: RunResult) -> dict[str, Answer]:
+        if not self.asks:
+            return {}
+        found: dict[str, Answer] = {}
+        for call, ticket in result.suspended.items():
+            parameters: Any = ticket.parameters
+            args = cast("dict[str, Any]", parameters) if isinstance(parameters, dict) else {}
+            path, target = (one_line(ticket.action, 60),), "/".join(ticket.path) or call
+            tool = ticket.action.removeprefix("tool:")
+            question = Question(result.run_id, path, tool, args, ticket.message or "", "", ticket, target)
+            found[target] = await self.ask(question)
+        return found
+
+    def _say(self, lines: list[str]) -> None:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    async def _read_line(self, prompt: str) -> str | None:
+        print(prompt, end="", file=sys.stderr, flush=True)
+        # os.read holds no lock of sys.stdin, so a question that nobody answers does not hinder the exit.
+        given = await in_thread(partial(os.read, sys.stdin.fileno(), 4096), {})
+        return given.decode(errors="replace").strip() if given else None
 
     def recall(self, event: Event) -> None:
         self._tree(event)
@@ -180,3 +237,37 @@ class PlainView(View):
             self._in_text = False
         self._stream.write(f"{' ' * max(0, 2 + indent + _INDENT * len(run.ns))}{text}\n")
         self._stream.flush()
+
+
+_KEYS = "answer a approve, r reject, l approve and do not ask again: "
+_MEANINGS = {
+    **dict.fromkeys(("a", "approve", "y", "yes"), "approve"),
+    **dict.fromkeys(("l", "always"), "always"),
+    **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
+}
+
+
+def _asked_lines(question: Question) -> list[str]:
+    """Return a question as lines, all of it: what is not shown must not be approved."""
+    look = Look(width=78, ascii=True)
+    said = [f"  {one_line(question.message, 300)}"] if question.message and not question.is_approval else []
+    detail = [plain(row) for row in detail_rows(question, look)] if question.is_approval else []
+    return [f"{' > '.join(clean(name) for name in question.path)} asks: {question.subject}", *said, *detail]
+
+
+def _answer_of(question: Question, given: str | None) -> Answer | None:
+    """Return the answer that was typed; None if it is none. The end of the input is a no."""
+    if given is None:
+        return Answer(False, "nobody answered")
+    if not question.is_approval:
+        return Answer(True, value=parse_value(question, given)) if given else Answer(False)
+    meaning = _MEANINGS.get(given.lower())
+    return None if meaning is None else Answer(meaning != "reject", always=meaning == "always")
+
+
+def _drop_typed_ahead() -> None:
+    """Drop what was typed, or pasted, before a question: it is no answer to it."""
+    with suppress(ImportError, OSError):
+        import termios  # not on Windows
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

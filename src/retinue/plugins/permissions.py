@@ -16,7 +16,7 @@ from ..core.rules import Rule, Rules, Verdict
 from ..core.state import StateCommand
 from ..core.tools import Tool
 
-_APPROVAL = {
+APPROVAL = {
     "type": "object",
     "properties": {"approved": {"type": "boolean"}, "args": {"type": "object"}, "message": {"type": "string"}},
     "required": ["approved"],
@@ -60,16 +60,16 @@ class Permissions(Plugin):
         return StateCommand().schedule(ExcludeTools(hidden)) if hidden else None
 
     def _judge(self, ctx: BeforeToolContext) -> StateCommand | Block | Suspend | None:
-        call, answer = ctx.call, _answer(ctx.decision)
+        call, answer = ctx.call, answer_in(ctx.decision)
         verdict = self.verdict(call, ctx.tool)
         if verdict == "deny":
             return Block(f"{call.name} is not permitted with these arguments")
         if answer is not None:
-            return _judgement(call, answer)
+            return judgement(call, answer)
         if verdict == "allow":
             return None
         text = f"May {ctx.agent.name} call {call.name}?"
-        ticket = SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, _APPROVAL, editable=True)
+        ticket = SuspendTicket(f"permission_{call.id}", f"tool:{call.name}", text, call.args, APPROVAL, editable=True)
         return Suspend(ticket)
 
 
@@ -77,13 +77,13 @@ def _parsed(name: str, rules: Iterable[str]) -> tuple[Rule, ...]:
     return tuple([Rule.parse(text) for text in as_tuple(rules, "Permissions", name)])
 
 
-def _answer(decision: Decision | None) -> dict[str, Any] | None:
+def answer_in(decision: Decision | None) -> dict[str, Any] | None:
     """Return the payload of a decision on an approval; None if there is none, or it is on another hook's ticket."""
     payload = None if decision is None else decision.payload
     return cast("dict[str, Any]", payload) if isinstance(payload, dict) and "approved" in payload else None
 
 
-def _judgement(call: ToolCall, answer: dict[str, Any]) -> StateCommand | Block | None:
+def judgement(call: ToolCall, answer: dict[str, Any]) -> StateCommand | Block | None:
     """Return what a human's answer does to a call; the model reads the message and the changed arguments."""
     if not answer["approved"]:
         return Block(answer.get("message") or "a human said no")

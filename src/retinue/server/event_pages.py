@@ -62,7 +62,7 @@ async def _before(log: StoredEvents, end: int, limit: int, wanted: Filter) -> tu
     first = end
     while end > 1 and len(found) < limit and first - end < MOST_READ:
         start = max(end - 1 - AT_ONCE, 0)
-        events = [event for event in await log.page(start, end - 1 - start) if event.seq < end]
+        events = await _between(log, start, end)
         end = start + 1
         for event in reversed(events):
             if wanted.is_wanted(event):
@@ -71,3 +71,12 @@ async def _before(log: StoredEvents, end: int, limit: int, wanted: Filter) -> tu
                     end = event.seq
                     break
     return found[::-1], end if end > 1 else None
+
+
+async def _between(log: StoredEvents, after: int, end: int) -> list[AnyEvent]:
+    """Return all events after one number and before another; a page of the store may end before its limit."""
+    found: list[AnyEvent] = []
+    while after + 1 < end and (events := await log.page(after, end - 1 - after)):
+        found += [event for event in events if event.seq < end]
+        after = events[-1].seq
+    return found
