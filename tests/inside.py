@@ -492,11 +492,6 @@ def add_provider(patch: pytest.MonkeyPatch, name: str, module: str) -> None:
     patch.setitem(registry._PROVIDERS, name, module)
 
 
-def set_clock_of_breaker(model: Any, clock: Callable[[], float]) -> None:
-    """Have the circuit breaker of a model measure its pauses with a clock of the test."""
-    model._breaker._clock = clock
-
-
 def provider_names() -> set[str]:
     """Return the names that telemetry gives to providers."""
     from retinue.telemetry import conventions

@@ -16,7 +16,7 @@ from .tools import (
 from .runs import ToolCallStatus
 # Messages and models
 from .messages import DataPart, FilePart, ImagePart, Message, ReceiptPart, ToolCall
-from .models import CallChunk, Model, ModelRequest, PartChunk, TextChunk, TurnEnd
+from .models import CallChunk, Model, ModelRequest, PartChunk, Rate, TextChunk, TurnEnd
 # State
 from .state import MutationBatch, PersistedState, StateCommand, StateKey, StateStore, UnknownKeyPolicy
 # Plugins
@@ -47,7 +47,7 @@ __all__ = [
     "Event", "ExecutionBackendError", "ExecutionFailed", "FilePart", "HarnessAgent", "HookContext", "ImagePart",
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",
     "ModelError", "ModelRequest", "MutationBatch", "NotFound", "NullSink", "ParentContext", "PartChunk",
-    "Permissions", "PersistedState", "Plugin", "ProgressStatus", "ReceiptPart", "Registrar", "ResumeMode", "RetinueError", "Run",
+    "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Rate", "ReceiptPart", "Registrar", "ResumeMode", "RetinueError", "Run",
     "RunIdentity", "RunNotCompleted", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
     "StateCommand", "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink",
     "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall",

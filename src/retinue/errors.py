@@ -2,7 +2,7 @@
 
 # fmt: off
 from .core.errors import (
-    ChildAgentError, CircuitOpen, ConfigurationError, ConsumerTooSlow, ContextOverflow, DecisionRefused, Denied,
+    ChildAgentError, ConfigurationError, ConsumerTooSlow, ContextOverflow, DecisionRefused, Denied,
     EngineError, Escape, ExecutionBackendError, ExecutionFailed, FileMissing, FilesystemDown, FilesystemError, HookFailed,
     IllegalMove, InternalError, InvalidArguments, KeyAlreadyRegistered, KeyDecodeError, KeyEncodeError, LimitReached,
     LogUnreadable, MissingValue, ModelAccessDenied, ModelError, ModelNotFound, ModelRateLimited, ModelRefused,
@@ -15,7 +15,7 @@ from .core.errors import (
 )
 
 __all__ = [
-    "ChildAgentError", "CircuitOpen", "ConfigurationError", "ConsumerTooSlow", "ContextOverflow", "DecisionRefused",
+    "ChildAgentError", "ConfigurationError", "ConsumerTooSlow", "ContextOverflow", "DecisionRefused",
     "Denied", "EngineError", "Escape", "ExecutionBackendError", "ExecutionFailed", "FileMissing", "FilesystemDown",
     "FilesystemError", "HookFailed", "IllegalMove", "InternalError", "InvalidArguments", "KeyAlreadyRegistered",
     "KeyDecodeError", "KeyEncodeError", "LimitReached", "LogUnreadable", "MissingValue", "ModelAccessDenied",

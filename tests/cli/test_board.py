@@ -15,6 +15,7 @@ from retinue.cli.rows import Look, plain
 from retinue.core.events import (
     ErrorRaised,
     InferenceFinished,
+    InferenceWaiting,
     Namespace,
     RunFinished,
     RunStarted,
@@ -165,7 +166,7 @@ def test_what_waits_and_what_is_quiet_says_so() -> None:
     board = Board(Look(80))
     three(board)
     retry = {"message": "529 overloaded", "retry_model": "a:m", "retry_delay": 18.0, "code": "overloaded"}
-    board.apply(made(ErrorRaised, ("tools:c3",), "writer", 41.0, **retry))
+    board.apply(made(ErrorRaised, ("tools:c3",), "writer", 90.0, **retry))
     board.look.now = 100.0
     board.look.asking = frozenset({"runtools:c2/tools:d1"})
     assert drawn(board) == snapshot("""\
@@ -173,8 +174,19 @@ def test_what_waits_and_what_is_quiet_says_so() -> None:
 ├ ✓ reader  Three helpers poll the clock                    0:21    18k  $0.04
 ├ ◐ runner  waits for 1 agent                               1:30    96k  $0.22
 │ └ ◆ bisect  needs you: shell git log -n 40 tests/         0:50     9k  $0.03
-└ ↻ writer  529 overloaded, again in 18 s                   1:30     4k  $0.01\
+└ ↻ writer  529 overloaded, again in 8 s                    1:30     4k  $0.01\
 """)
+
+
+def test_a_run_at_the_gate_of_its_provider_says_where_it_stands() -> None:
+    board = Board(Look(80))
+    three(board)
+    wait = {"reason": "rate_limit", "position": 14, "until": 120.0, "message": "too many requests"}
+    board.apply(made(InferenceWaiting, ("tools:c3",), "writer", 99.0, **wait))
+    board.look.now = 100.0
+    assert "↻ writer  429, waiting 20 s, 14 before you" in drawn(board)
+    board.apply(made(TextDelta, ("tools:c3",), "writer", 101.0, delta="It", message_id="m"))
+    assert "429" not in drawn(board)
 
 
 def test_of_thirty_children_what_needs_a_person_and_what_failed_stay() -> None:

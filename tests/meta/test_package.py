@@ -28,7 +28,7 @@ ROOT_NAMES = """
 A2AAgent Agent Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunIdentity RunResult RunState RunStatus Runtime Usage
 CancellationToken ProgressStatus ResumeMode SuspendTicket Tool ToolCallStatus ToolContext ToolDescriptor
 ToolOutput ToolResult ToolStatus file_tools tool
-CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk ReceiptPart TextChunk ToolCall TurnEnd
+CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk Rate ReceiptPart TextChunk ToolCall TurnEnd
 MutationBatch PersistedState StateCommand StateKey StateStore UnknownKeyPolicy
 Block Compaction HookContext Permissions Plugin Registrar SetResult Suspend
 Event NullSink Sink Telemetry

@@ -245,7 +245,9 @@ async def test_the_password_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("https_proxy", server.url.replace("://", "://user:hunter%3222@"))
         monkeypatch.setenv("http_proxy", server.url.replace("://", "://user:hunter%3222@"))
         for scheme in ("http", "https"):
-            model = open_model("vllm:m", base_url=f"{scheme}://far.invalid/v1", retry=RetryPolicy(attempts=1))
+            model = open_model(
+                "vllm:m", base_url=f"{scheme}://far.invalid/v1", retry=RetryPolicy(attempts=1, patience=0)
+            )
             with pytest.raises(ModelError, match="407") as caught:
                 await hear(model)
             assert "hunter" not in str(caught.value)
@@ -350,7 +352,7 @@ async def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", is_unknown)  # to ask a name server takes seconds where there is none
-    model = open_model("vllm:x", base_url="http://no-such-host.invalid/v1")
+    model = open_model("vllm:x", base_url="http://no-such-host.invalid/v1", retry=RetryPolicy(attempts=1, patience=0))
     with pytest.raises(ModelError, match="cannot connect to http://no-such-host.invalid/v1"):
         await hear(model)
     await close_model(model)

@@ -28,7 +28,7 @@ from tests.models.streams import RENDER
 
 from ..effort import share
 
-ONCE = RetryPolicy(attempts=1)
+ONCE = RetryPolicy(attempts=1, patience=0)
 NAMES = {"chat": "openai-chat:m", "responses": "openai-responses:m", "anthropic": "anthropic:m"}
 
 

@@ -26,16 +26,15 @@ from retinue import (
     run_streaming_subagent,
     tool,
 )
-from retinue.errors import CircuitOpen, ModelRateLimited, ModelUnavailable
+from retinue.errors import ModelRateLimited, ModelUnavailable
 from retinue.models import FallbackModel, RetryPolicy
-from retinue.models.resilience import CircuitBreaker, ResilientModel, close_model
+from retinue.models.refusals import retry_after
+from retinue.models.resilience import ResilientModel, close_model
 from retinue.testing import KnownCall, KnownTurn, ScriptedModel, call, fail, hear, say
 from tests.models.server import Answer, Reply, Server, break_after, hang_after, refuse, serving, stream
 from tests.models.streams import RENDER, chat
 from tests.models.test_conformance import connect
 from tests.story import check_order, story
-
-from .. import inside
 
 FAST = RetryPolicy(attempts=3, first_delay=0.001, max_delay=0.002)
 HELLO = KnownTurn(text=("Hel", "lo"))
@@ -103,9 +102,6 @@ def counted(events: list[Any]) -> str:
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        (refuse(429), "rate_limited"),
-        (refuse(500), "unavailable"),
-        (refuse(529), "unavailable"),
         (stream([]), "stream_broken"),
         (break_after([]), "stream_broken"),
         (break_after([b": nothing yet\n\n"]), "stream_broken"),
@@ -120,6 +116,36 @@ async def test_before_anything_was_said_it_is_asked_again(answer: Answer, code: 
     assert setbacks(events) == [(code, False, False)] * 2
     assert len(server.asked) == 3
     assert server.asked[0].body == server.asked[2].body
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 529])
+async def test_a_request_that_is_refused_waits_and_costs_no_attempt(status: int) -> None:
+    once = RetryPolicy(attempts=1, first_delay=0.001, max_delay=0.002)
+    async with served(*[refuse(status)] * 3, stream(chat(HELLO)), retry=once) as (server, model):
+        events, result = await run(model)
+    assert (result.status, result.response, setbacks(events)) == (RunStatus.COMPLETED, "Hello", [])
+    assert len(server.asked) == 4
+    assert server.asked[0].body == server.asked[3].body
+    assert result.usage.waited > 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_patience_ends(status: int) -> None:
+    hasty = RetryPolicy(first_delay=0.001, max_delay=0.002, patience=0.05)
+    async with served(refuse(status), retry=hasty) as (server, model):
+        events, result = await run(model)
+    assert result.status is RunStatus.FAILED
+    assert "waited for as long as RetryPolicy(patience=0.05) allows" in (result.error or "")
+    assert len(setbacks(events)) == 1
+    assert len(server.asked) > 1
+
+
+@pytest.mark.parametrize("code", ["insufficient_quota", "billing_hard_limit_reached"])
+async def test_an_account_without_credit_is_not_waited_for(code: str) -> None:
+    body = {"error": {"message": "You exceeded your current quota", "type": code, "code": code}}
+    async with served(refuse(429, body)) as (server, model):
+        events, _ = await run(model)
+    assert (setbacks(events), len(server.asked)) == ([("access_denied", True, False)], 1)
 
 
 @pytest.mark.parametrize("breaks", [break_after, stream, hang_after], ids=["breaks", "ends", "hangs"])
@@ -193,26 +219,20 @@ async def test_what_cannot_get_better_is_asked_once(status: int) -> None:
     assert len(setbacks(events)) == 1
 
 
-async def test_retry_after_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses, sleep = list[float](), asyncio.sleep
+@pytest.mark.parametrize("header", ["retry-after: 0.3", "retry-after-ms: 300"])
+async def test_retry_after_is_obeyed(header: str) -> None:
+    now = asyncio.get_running_loop().time
+    async with served(refuse(429, b"", "application/json", header), stream(chat(HELLO))) as (_, model):
+        began = now()
+        assert (await hear(model)).text == "Hello"
+        assert now() - began >= 0.3
 
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0)
 
-    soon = formatdate(time.time() + 25, usegmt=True)
-    for header, least, most in (
-        ("retry-after: 0.3", 0.3, 0.3),
-        ("retry-after-ms: 300", 0.3, 0.3),
-        (f"retry-after: {soon}", 1, 25),
-    ):
-        async with served(refuse(429, b"", "application/json", header), stream(chat(HELLO))) as (_, model):
-            with monkeypatch.context() as patched:
-                patched.setattr("retinue.models.resilience.asyncio.sleep", pause)
-                heard = await hear(model)
-        assert heard.text == "Hello"
-        assert least <= heard.retries[0].delay <= most * 1.5
-        assert heard.retries[0].delay in pauses
+def test_the_bounds_of_retry_after() -> None:
+    later, earlier = formatdate(time.time() + 25, usegmt=True), formatdate(time.time() - 25, usegmt=True)
+    read = {given: retry_after({"retry-after": given}) for given in (later, earlier, "-1", "1e9", "nan", "soon", "0")}
+    assert 20 < (read.pop(later) or 0) <= 25
+    assert read == {earlier: 1.0, "-1": 1.0, "1e9": 1e9, "nan": None, "soon": None, "0": 0.0}
 
 
 async def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> None:
@@ -220,6 +240,7 @@ async def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for()
         with pytest.raises(ModelRateLimited) as caught:
             await hear(model)
         assert caught.value.retry_after == 3600
+        assert "it asks to wait 3600 s, more than RetryPolicy(patience=600)" in str(caught.value)
         assert len(server.asked) == 1
 
 
@@ -236,13 +257,13 @@ def test_pauses_grow_are_bounded_and_differ() -> None:
         assert whole / 2 <= pause <= whole
     assert policy.delay(8, error) is None
     assert len({policy.delay(3, error) for _ in range(20)}) > 10
-    with pytest.raises(ValueError, match="attempts must be at least 1"):
+    with pytest.raises(ConfigurationError, match="attempts must be at least 1"):
         RetryPolicy(attempts=0)
 
 
 async def test_a_pause_can_be_cancelled() -> None:
     slow = RetryPolicy(first_delay=30)
-    async with served(refuse(500), retry=slow) as (_, model):
+    async with served(break_after([]), retry=slow) as (_, model):
         running = Runtime([Agent("a", model)]).stream("a", "go")
         async for event in running:
             if event.kind == "error":
@@ -288,80 +309,19 @@ async def test_an_error_of_our_own_is_no_reason_to_ask_another() -> None:
     assert second.requests == []
 
 
-class Clock:
-    """A clock that moves when the test says so."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def clock_of(model: Any) -> Clock:
-    """Return a new clock for the circuit breaker of a model."""
-    clock = Clock()
-    inside.set_clock_of_breaker(model, clock)
-    return clock
+async def test_fallback_leaves_a_provider_that_makes_it_wait() -> None:
+    async with served(refuse(429, b"", "application/json", "retry-after: 30")) as (server, first):
+        async with served(stream(chat(HELLO))) as (_, second):
+            model = FallbackModel(first, second)
+            seen = [setbacks((await run(model))[0]) for _ in range(2)]
+    assert seen == [[("rate_limited", False, False)]] * 2
+    assert len(server.asked) == 2
 
 
-async def test_the_circuit_opens_and_closes_again() -> None:
-    policy = RetryPolicy(attempts=1, breaker_failures=3, breaker_seconds=60)
-    async with served(*[refuse(500)] * 4, stream(chat(HELLO)), retry=policy) as (server, model):
-        clock = clock_of(model)
-        for _ in range(3):
-            with pytest.raises(ModelUnavailable):
-                await hear(model)
-        for _ in range(3):
-            with pytest.raises(CircuitOpen, match="not called, because it failed 3 times in a row") as caught:
-                await hear(model)
-        assert len(server.asked) == 3
-        assert (caught.value.retry_after or 0) <= 60
-        clock.now += 61
-        with pytest.raises(ModelUnavailable, match="500"):  # one may try
-            await hear(model)
-        with pytest.raises(CircuitOpen):
-            await hear(model)
-        clock.now += 61
-        assert (await hear(model)).text == "Hello"
-        assert (await hear(model)).text == "Hello"
-
-
-async def test_an_open_circuit_goes_straight_to_the_fallback() -> None:
-    policy = RetryPolicy(attempts=1, breaker_failures=1, breaker_seconds=60)
-    async with served(refuse(500), retry=policy) as (server, first), served(stream(chat(HELLO))) as (_, second):
-        model = FallbackModel(first, second)
-        events = [setbacks((await run(model))[0]) for _ in range(2)]
-    assert events == [[("unavailable", False, False)], [("circuit_open", False, False)]]
-    assert len(server.asked) == 1
-
-
-def test_a_half_open_circuit_lets_one_try() -> None:
-    now = 0.0
-    breaker = CircuitBreaker(2, 10, clock=lambda: now)
-    breaker.failed()
-    assert breaker.remaining() is None
-    breaker.failed()
-    assert breaker.remaining() == 10
-    now = 11.0
-    assert breaker.remaining() is None
-    assert breaker.remaining() == 0  # somebody is trying
-    breaker.abandoned()
-    assert breaker.remaining() is None
-    breaker.succeeded()
-    assert breaker.remaining() is None
-
-
-async def test_a_cancelled_trial_does_not_keep_the_circuit_open() -> None:
-    policy = RetryPolicy(attempts=1, breaker_failures=1, breaker_seconds=60)
-    async with served(refuse(500), hang_after(), stream(chat(HELLO)), retry=policy) as (_, model):
-        clock = clock_of(model)
-        with pytest.raises(ModelUnavailable):
-            await hear(model)
-        clock.now += 61
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await hear(model)
-        assert (await hear(model)).text == "Hello"
+@pytest.mark.parametrize("after", [-1, float("nan")])
+def test_fallback_waits_for_a_number_of_seconds(after: float) -> None:
+    with pytest.raises(ConfigurationError, match="after is a number of seconds"):
+        FallbackModel(ScriptedModel([]), ScriptedModel([]), after=after)
 
 
 # --- answers that are not whole, though the server says so properly
@@ -447,7 +407,7 @@ async def test_a_model_that_is_no_model_of_ours_can_be_wrapped() -> None:
     assert (heard.text, len(heard.retries)) == ("ok", 1)
 
 
-async def test_a_hiccup_felt_by_many_opens_no_circuit() -> None:
+async def test_a_hiccup_felt_by_many_fails_none() -> None:
     async with served(*[refuse(503)] * 20, stream(chat(HELLO))) as (server, model):
         heard = await asyncio.gather(*[hear(model) for _ in range(20)])
     assert {each.text for each in heard} == {"Hello"}

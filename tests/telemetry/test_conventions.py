@@ -57,6 +57,7 @@ def test_metric_names_are_those_of_the_conventions() -> None:
         "retinue.runs",
         "retinue.runs.active",
         "retinue.steps",
+        "retinue.inference.wait",
         "retinue.cost",
     ]
 

@@ -129,6 +129,7 @@ export interface Usage {
   readonly cache_write_tokens?: number;
   readonly reasoning_tokens?: number;
   readonly cost?: number;
+  readonly waited?: number;
 }
 
 export interface OneRun {
@@ -354,6 +355,21 @@ export interface ReasoningDelta {
   readonly ns: readonly string[];
   readonly delta: string;
   readonly message_id: string;
+}
+
+/** The request has waited for a second, because the provider takes no more. The next event of the run ends the wait. */
+export interface InferenceWaiting {
+  readonly kind: "inference_waiting";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly reason: "overloaded" | "rate_limit";
+  readonly position: number;
+  readonly until: number;
+  readonly message: string;
 }
 
 /** The model has answered: `message` is the whole answer. */
@@ -718,6 +734,7 @@ export interface TreeShape {
   readonly thread_id: string;
   readonly total_usage: Usage;
   readonly usage: Usage;
+  readonly wait: WaitShape | null;
 }
 
 /** A call of a run in a snapshot, with the runs that it started. */
@@ -744,6 +761,14 @@ export interface OpenMessageShape {
   readonly id: string;
   readonly reasoning: string;
   readonly text: string;
+}
+
+/** The wait of a run for its model provider. */
+export interface WaitShape {
+  readonly message: string;
+  readonly position: number | null;
+  readonly reason: string;
+  readonly until: string;
 }
 
 export interface TaskShape {
@@ -780,6 +805,7 @@ export interface ChildShape {
   readonly thread_id: string;
   readonly total_usage: Usage;
   readonly usage: Usage;
+  readonly wait: WaitShape | null;
 }
 
 export interface ListedTask {
@@ -894,4 +920,4 @@ export interface UserShape {
   readonly user_id: string;
 }
 
-export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Custom | ErrorRaised | UnknownEvent;
+export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Custom | ErrorRaised | UnknownEvent;

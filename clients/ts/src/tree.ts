@@ -35,6 +35,8 @@ export interface Wait {
   readonly message: string;
   /** When it goes on, in milliseconds; null if that is not known. */
   readonly until: number | null;
+  /** The requests before its own, where that is known. */
+  readonly position: number | null;
 }
 
 /** What a call reports while it works. */
@@ -125,6 +127,7 @@ const NO_USAGE: Required<Usage> = {
   cache_write_tokens: 0,
   reasoning_tokens: 0,
   cost: 0,
+  waited: 0,
 };
 const TAIL = 400;
 const TERMINAL = new Set<RunStatus>(["completed", "failed", "cancelled", "timeout"]);
@@ -229,10 +232,14 @@ class Draft {
   apply(event: Event): void {
     if (event.kind === "task_updated") return this.taskUpdated(event);
     if (event.kind === "run_started") return this.runStarted(event);
-    if (!(event.kind in READERS)) return;
     const run = this.runs.get(event.run_id);
+    if (!(event.kind in READERS)) {
+      if (run?.wait) this.edit(run).wait = null;
+      return;
+    }
     const draft = run === undefined ? this.addRun(event) : this.edit(run);
     draft.at = millis(event.at);
+    draft.wait = null;
     (READERS[event.kind as ReaderKind] as Reader<Event>)(this, event, draft);
   }
 
@@ -402,12 +409,10 @@ const READERS = {
   text_delta: (_draft, event, run) => {
     const open = openMessage(run, event.message_id);
     run.open = { ...open, text: open.text + event.delta };
-    run.wait = null;
   },
   reasoning_delta: (_draft, event, run) => {
     const open = openMessage(run, event.message_id);
     run.open = { ...open, reasoning: open.reasoning + event.delta };
-    run.wait = null;
   },
   tool_call_args_delta: (_draft, event, run) => {
     const text = run.open?.calls.get(event.call_id);
@@ -418,9 +423,16 @@ const READERS = {
   inference_finished: (_draft, event, run) => {
     run.usage = addUsage(run.usage, event.usage);
     run.open = null;
-    run.wait = null;
     run.messages = [...run.messages, event.message];
     if (event.model) run.model = event.model;
+  },
+  inference_waiting: (_draft, event, run) => {
+    run.wait = {
+      reason: event.reason,
+      message: event.message,
+      until: millis(event.until),
+      position: event.position,
+    };
   },
   tool_call_started: (draft, event, run) => {
     draft.callOf(run, event);
@@ -429,7 +441,6 @@ const READERS = {
       ? open.calls
       : new Map(open.calls).set(event.call_id, "");
     run.open = { ...open, calls };
-    run.wait = null;
   },
   tool_call_ready: (draft, event, run) => {
     draft.callOf(run, event);
@@ -482,7 +493,8 @@ const READERS = {
     run.notes = [...run.notes, noteOf(event)];
     if (event.retry_model !== null) {
       const until = millis(event.at + event.retry_delay);
-      run.wait = { reason: event.code ?? "unknown", message: event.message, until };
+      const reason = event.code ?? "unknown";
+      run.wait = { reason, message: event.message, until, position: null };
     }
     if (event.dropped_message_id === null || run.open?.id !== event.dropped_message_id) return;
     for (const callId of run.open.calls.keys()) draft.dropCall(run, callId);
@@ -496,7 +508,6 @@ const READERS = {
       error: event.error,
       response: event.response,
       receipt: event.receipt,
-      wait: null,
     });
     const waits = !TERMINAL.has(event.status) && event.status !== "running";
     if (event.status === "completed" || waits) run.open = null;
@@ -568,7 +579,7 @@ function restoreRun(
       (message) => message.tool_call_id == null || !own.has(message.tool_call_id),
     ),
     open: open === null ? null : { ...open, calls: new Map(Object.entries(open.calls)) },
-    wait: null,
+    wait: shown.wait && { ...shown.wait, until: parsed(shown.wait.until) },
     at: lastTime(shown),
   });
   for (const call of shown.calls) {

@@ -58,7 +58,6 @@ class Board:
         self._printed: set[int] = set()
         """The numbers of the steps whose calls are printed."""
         self.last_at: dict[str, float] = {}
-        self.waits: dict[str, str] = {}
         self.last_seq = 0
         self.tasks: dict[str, str] = {}
         """The background tasks that work, by id: their agent."""
@@ -86,15 +85,15 @@ class Board:
         if not event.seq and type(event) is ErrorRaised:
             return [_note(event.message, self.look)]
         self.last_at[event.run_id], self.last_seq = event.at, event.seq
-        if self.waits and not (type(event) is ErrorRaised and event.retry_model):
-            self.waits.pop(event.run_id, None)
         if type(event) is TaskUpdated:
             return self._task_updated(event)
         run = self.tree.runs.get(event.run_id)
         if run is None:
             return []
         if run.ns:
-            return self._below(event, run)
+            if isinstance(event, RunFinished):
+                self._replies[event.ns] = event.response or event.error or ""
+            return []
         if begins:
             return [Block(rows=said_rows(run.task, self.look))] if run.task else []
         return self._of_root(event, run)
@@ -103,18 +102,6 @@ class Board:
         self.tree, self._open, self._has_spoken = ShownTree(), "", False
         self._printed.clear()
         self.last_at.clear()
-        self.waits.clear()
-
-    def _below(self, event: Event, run: RunNode) -> list[Block]:
-        if isinstance(event, ErrorRaised) and event.retry_model is not None:
-            self._wait(event, run)
-        elif isinstance(event, RunFinished):
-            self._replies[event.ns] = event.response or event.error or ""
-        return []
-
-    def _wait(self, event: ErrorRaised, run: RunNode) -> None:
-        delay = f", again in {event.retry_delay:.0f} s" if event.retry_delay else ", tries again"
-        self.waits[run.run_id] = f"{one_line(event.message, 60)}{delay}"
 
     def _of_root(self, event: Event, run: RunNode) -> list[Block]:
         match event:
@@ -128,7 +115,7 @@ class Board:
             case StepFinished():
                 return [*self._flush(run), *self._step_ended(run)]
             case ErrorRaised():
-                return self._error(event, run)
+                return self._error(event)
             case Handoff():
                 return [_note(f"handed over to {one_line(event.to_agent, 60)}", self.look)]
             case RunFinished():
@@ -158,13 +145,10 @@ class Board:
         self._has_spoken = True
         return [Block(rows=([("bold", one_line(run.label, 60))],), gap=False)]
 
-    def _error(self, event: ErrorRaised, run: RunNode) -> list[Block]:
+    def _error(self, event: ErrorRaised) -> list[Block]:
         if event.dropped_message_id and self._open:
             self._open = ""
-        if event.retry_model is not None:
-            self._wait(event, run)
-            return []
-        return [] if event.fatal else [_note(event.message, self.look)]
+        return [] if event.fatal or event.retry_model is not None else [_note(event.message, self.look)]
 
     # --- what ends
 
@@ -257,7 +241,7 @@ class Board:
         root = self.root
         if root is None or (root.ended is not None and not root.status.is_waiting):
             return self._task_rows()
-        self.look.last_at, self.look.waits = self.last_at, self.waits
+        self.look.last_at = self.last_at
         return tree_rows(root, self.look)
 
     def _task_rows(self) -> list[Row]:

@@ -46,6 +46,21 @@ def call_line(call: CallNode) -> str:
     return f"{status:<6} {one_line(call.tool)}({arguments(call.args or {})}){took}  {result}".rstrip()
 
 
+def wait_line(run: RunNode, now: float) -> str:
+    """Return the wait of a run for its provider in a few words: "429, waiting 20 s, 14 before you"."""
+    wait = run.wait
+    if wait is None:
+        return ""
+    seconds = round(wait.until - now)
+    if wait.position is None:  # an attempt has failed
+        return f"{one_line(wait.message, 60)}{f', again in {seconds} s' if seconds > 0 else ', tries again'}"
+    words = ["429" if wait.reason == "rate_limit" else "provider overloaded", f"waiting {max(0, seconds)} s"]
+    if wait.position:
+        words.append(f"{wait.position} before you")
+    said = f": {one_line(wait.message, 160)}" if wait.reason == "overloaded" and wait.message else ""
+    return ", ".join(words) + said
+
+
 def summary(run: RunNode) -> str:
     """Return the status of a run and its figures so far, in one line."""
     done = [count(len(run.steps), "step"), count(sum(1 for _ in run.walk_calls()), "call")]

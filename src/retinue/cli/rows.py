@@ -14,7 +14,7 @@ from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus, Usage
 from ..wire.tree import CallNode, RunNode
 from .columns import cells, clock, cut, short_count, wrapped
-from .outline import receipt_words
+from .outline import receipt_words, wait_line
 from .text import arguments, clean, count, headline, one_line
 
 Span = tuple[str, str]
@@ -92,8 +92,6 @@ class Look:
     selected: str | None = None
     asking: frozenset[str] = frozenset()
     """The ids of runs that a person is asked about."""
-    waits: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why a run waits for its provider, by run id."""
     last_at: Mapping[str, float] = field(default_factory=dict[str, float])
     """The time of the last event of each run."""
     lost: bool = False
@@ -148,7 +146,7 @@ def state_of(run: RunNode, look: Look) -> State:
         return State.LOST
     if run.run_id in look.asking or any(_is_question(call) for call in run.calls.values()):
         return State.NEEDS_YOU
-    if run.run_id in look.waits:
+    if run.wait is not None:
         return State.WAITS
     return State.WORKS if run.steps else State.QUEUED
 
@@ -184,7 +182,7 @@ def doing(run: RunNode, look: Look, room: int) -> str:
     if state is State.LOST:
         return f"cut off in step {run.step.number}" if run.steps else "cut off"
     if state is State.WAITS:
-        return look.waits[run.run_id]
+        return wait_line(run, look.now)
     if state is State.QUEUED:
         return one_line(run.task, 200)
     return _working(run, look, room)

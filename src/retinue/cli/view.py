@@ -17,6 +17,7 @@ from ..core.events import (
     Event,
     Handoff,
     InferenceFinished,
+    InferenceWaiting,
     Namespace,
     RunFinished,
     RunStarted,
@@ -32,7 +33,7 @@ from ..core.runs import RunResult
 from ..tasks.task import TaskStatus
 from ..wire.resources import iso
 from ..wire.tree import RunNode
-from .outline import ShownTree, call_line, summary
+from .outline import ShownTree, call_line, summary, wait_line
 from .questions import Answer, Question, detail_rows, parse_value
 from .rows import Look, plain
 from .text import clean, complain, escape_json, headline, one_line
@@ -206,8 +207,8 @@ class PlainView(View):
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
                 self._print_thought(run)
-            case ErrorRaised(fatal=False) | Handoff():
-                self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
+            case InferenceWaiting() | ErrorRaised(fatal=False) | Handoff():
+                self._remark(run, event)
             case ToolCallFinished():
                 call = call_line(run.calls[event.call_id])
                 self._line(run, 2, f"{run.label}: {call}" if run.ns else call)
@@ -217,6 +218,12 @@ class PlainView(View):
                 self._line(run, -2, summary(run))
             case _:
                 pass
+
+    def _remark(self, run: RunNode, event: InferenceWaiting | ErrorRaised | Handoff) -> None:
+        if type(event) is InferenceWaiting:
+            self._line(run, 0, f"{f'{run.label}: ' if run.ns else ''}{wait_line(run, event.at)}")
+        else:
+            self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
 
     def _print_thought(self, run: RunNode) -> None:
         if run.step.thought:

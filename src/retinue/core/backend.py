@@ -14,6 +14,7 @@ from .context import ToolContext
 from .decisions import Decision
 from .errors import ConfigurationError
 from .events import Event, Sink
+from .gate import Gates
 from .messages import Message, Role, ToolCall, Visibility
 from .model import Model
 from .rows import PlacedCall
@@ -211,6 +212,11 @@ class Resolver(Protocol):
 
     background: Any
     """The `LocalBackground` of the runtime, for tools that start background work."""
+
+    @property
+    def gates(self) -> Gates:
+        """The gates of the runtime, which its model calls pass."""
+        ...
 
     prices: bool
     """True if `price` knows any price."""

@@ -25,7 +25,7 @@
     │   ├── ModelRequestInvalid
     │   │   └── ContextOverflow
     │   ├── ModelUnavailable
-    │   │   └── ModelTimeout, CircuitOpen
+    │   │   └── ModelTimeout
     │   └── ModelRateLimited, ModelStreamBroken, ModelResponseInvalid, OutputTruncated
     ├── FilesystemError           the workspace refused something
     │   └── PathError
@@ -481,10 +481,6 @@ class ModelUnavailable(ModelError, code="unavailable", retryable=True):
 
 class ModelTimeout(ModelUnavailable, code="timeout"):
     """The server sent nothing for longer than the time limit."""
-
-
-class CircuitOpen(ModelUnavailable, code="circuit_open", retryable=False):
-    """The model failed several times in a row, so it is not called for a while."""
 
 
 class ModelStreamBroken(ModelError, code="stream_broken", retryable=True):

@@ -103,6 +103,19 @@ class ReasoningDelta(Event, frozen=True, kw_only=True, gc=False, tag="reasoning_
     message_id: str = ""
 
 
+class InferenceWaiting(Event, frozen=True, kw_only=True, gc=False, tag="inference_waiting"):
+    """The request has waited for a second, because the provider takes no more. The next event of the run ends the wait."""
+
+    kind: ClassVar[Literal["inference_waiting"]] = "inference_waiting"
+    reason: Literal["rate_limit", "overloaded"]
+    position: int = 0
+    """The number of requests before this one, when the event was made."""
+    until: float = 0.0
+    """The time at which the request was expected to be sent, in seconds since 1970."""
+    message: str = ""
+    """The refusal of the provider, if there was one."""
+
+
 class InferenceFinished(Event, frozen=True, kw_only=True, gc=False, tag="inference_finished"):
     """The model has answered: `message` is the whole answer."""
 
@@ -296,6 +309,7 @@ AnyEvent = (
     | StepFinished
     | TextDelta
     | ReasoningDelta
+    | InferenceWaiting
     | InferenceFinished
     | ToolCallStarted
     | ToolCallArgsDelta

@@ -149,6 +149,10 @@ def bounded(count: float) -> Any:
     return min(max(count, 0), MOST)
 
 
+FRACTIONS = ("cost", "waited")
+"""The fields of a usage that are not whole numbers."""
+
+
 class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Usage of models; it adds up.
 
@@ -166,19 +170,27 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     reasoning_tokens: int = 0
     """Of the output."""
     cost: float = 0.0
+    waited: float = 0.0
+    """Seconds that requests have waited for a provider that took no more."""
 
     def __post_init__(self) -> None:
         requests, read, written = self.requests, self.input_tokens, self.output_tokens
         cached, kept, thought, cost = self.cached_tokens, self.cache_write_tokens, self.reasoning_tokens, self.cost
+        waited = self.waited
         if type(requests) is type(read) is type(written) is type(cached) is type(kept) is type(thought) is int:
-            if type(cost) is float and requests >= 0 <= read and written >= 0 <= cached and kept >= 0 <= thought:
-                if requests + read + written + cached + kept + thought <= MOST and 0 <= cost <= MOST:
+            if (
+                type(cost) is type(waited) is float
+                and requests >= 0 <= read
+                and written >= 0 <= cached
+                and kept >= 0 <= thought
+            ):
+                if requests + read + written + cached + kept + thought <= MOST and 0 <= cost <= MOST >= waited >= 0:
                     return  # as nearly all are
         for name in self.__struct_fields__:
             value: Any = getattr(self, name)
             if not isinstance(value, int | float):
                 raise ConfigurationError(f"Usage.{name} is {short_repr(value)}: give a number")
-            force_setattr(self, name, float(bounded(value)) if name == "cost" else int(bounded(value)))
+            force_setattr(self, name, float(bounded(value)) if name in FRACTIONS else int(bounded(value)))
 
     def __add__(self, other: Usage) -> Usage:
         if self is NO_USAGE or other is NO_USAGE:
@@ -191,6 +203,7 @@ class Usage(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost=self.cost + other.cost,
+            waited=self.waited + other.waited,
         )
 
     def __sub__(self, other: Usage) -> Usage:

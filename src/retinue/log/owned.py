@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -59,9 +59,13 @@ Widen = Callable[[Callable[[], "Wanted"]], Awaitable[bool]]
 """Asks for the grant that the function returns; returns whether more was granted."""
 
 
-LendSlot = Callable[["LiveLog", str, Callable[[], bool]], AbstractAsyncContextManager[None]]
-"""Notes, within its block, that the leg of a log waits for a run or call elsewhere, by id. At the end of the block the last
-argument tells whether the leg goes on because of that."""
+class LendSlot(Protocol):
+    """Notes, within its block, that the leg of a log waits for a run or call elsewhere, by id, or a run of it at the gate of
+    a provider. At the end of the block `goes_on` tells whether the leg goes on because of that."""
+
+    def __call__(
+        self, log: LiveLog, run_id: str, goes_on: Callable[[], bool], *, at_gate: bool = False
+    ) -> AbstractAsyncContextManager[None]: ...
 
 
 class LiveLog:
@@ -245,6 +249,10 @@ class LiveLog:
     def waiting_for(self, run_id: str, goes_on: Callable[[], bool] = lambda: True) -> AbstractAsyncContextManager[None]:
         """Note, within the block, that this log waits for a run or call elsewhere, so that it needs no slot of a worker."""
         return nullcontext() if self.lend_slot is None else self.lend_slot(self, run_id, goes_on)
+
+    def waiting_at_gate(self, run_id: str) -> AbstractAsyncContextManager[None]:
+        """Note, within the block, that a run of this log waits at the gate of a provider's account."""
+        return nullcontext() if self.lend_slot is None else self.lend_slot(self, run_id, lambda: True, at_gate=True)
 
     @property
     def closed(self) -> bool:

@@ -32,10 +32,10 @@ from ..core.plugins import (
 )
 from ..core.results import ToolCallStatus
 from ..core.rows import Ending, Private
-from ..core.runs import NO_USAGE, RunStatus, Usage
-from .budget import limits_cost, refuse_first_call
+from ..core.runs import Usage
+from .admission import RunCaller, admit_call
+from .budget import limits_cost
 from .execution import Execution, drop_draft, drop_drafts
-from .grants import widen_for_first_call
 from .phases import run_phase
 
 _ASSISTANT = Role.ASSISTANT
@@ -219,7 +219,7 @@ async def continue_turn(x: Execution) -> None:
 async def ask_model(x: Execution) -> Ending | None:
     """Send the conversation, stream the answer into the log, and add it to the conversation.
 
-    Return an ending if the first request is clearly too large for a limit, else None."""
+    Return an ending if the call is not admitted, else None."""
     run = x.state
     x.stop_if_cancelled()
     if x.has_hooks:
@@ -232,7 +232,7 @@ async def ask_model(x: Execution) -> Ending | None:
         if run.compacted is not compacted:
             request = _request(x)
     request = _with_actions(request, run.step_actions)
-    if x.is_limited and run.last_call is NO_USAGE and (ending := await _check_first_request(x, request)) is not None:
+    if x.is_limited and (ending := await admit_call(x, request)) is not None:
         return ending
     offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     if x.log.is_leaving:  # hooks took their time
@@ -254,18 +254,6 @@ async def ask_model(x: Execution) -> Ending | None:
     if x.has_hooks:
         await run_phase(x, "after_inference", x.own_messages(), request)
     return None
-
-
-async def _check_first_request(x: Execution, request: ModelRequest) -> Ending | None:
-    """Return an ending if the first request would pass a limit. Later requests are estimated by the last answer."""
-    usage = Usage(requests=1, input_tokens=request.estimate_tokens())
-    if limits_cost(x.log.tree, x.state):
-        usage = replace(usage, cost=x.resolver.price(x.model.name, usage) or 0.0)
-    if x.log.widen is not None:
-        await widen_for_first_call(x, usage)
-    if (refused := refuse_first_call(x.log.tree, x.state, usage)) is None:
-        return None
-    return Ending(RunStatus.FAILED, f"limit:{refused[0]}", refused[1])
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
@@ -331,7 +319,8 @@ def _checked_end(end: TurnEnd) -> TurnEnd:
 async def _stream(x: Execution, request: ModelRequest) -> _Draft:
     """Call the model and emit its answer piece by piece."""
     draft, said, count = _Draft(x, x.answer_id()), x.partial_text, 0
-    chunks: Any = x.model.stream(request)
+    stream_for = getattr(x.model, "stream_for", None)  # of a model that passes the gate of an account
+    chunks: Any = x.model.stream(request) if stream_for is None else stream_for(request, RunCaller(x))
     try:
         async for chunk in chunks:
             kind = chunk.__class__

@@ -1,6 +1,7 @@
 """Language models by name, the contract of a model, retries, fallbacks and prices."""
 
 # fmt: off
+from ..core.gate import Rate
 from ..core.model import (
     CallChunk, Model, ModelChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd,
 )
@@ -10,6 +11,6 @@ from .registry import bridge_model, open_model
 from .resilience import RetryPolicy
 
 __all__ = [
-    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelRequest", "PartChunk", "ReasoningChunk", "RetryPolicy",
+    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelRequest", "PartChunk", "Rate", "ReasoningChunk", "RetryPolicy",
     "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices",
 ]

@@ -7,7 +7,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from ..core.errors import (
@@ -19,6 +19,7 @@ from ..core.errors import (
     ModelTimeout,
     ModelUnavailable,
 )
+from ..core.gate import Account
 from ..core.secrets import redact, secrets_of, sort_secrets
 from .refusals import error_in_body, error_of_status
 
@@ -59,6 +60,12 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<endpoint {self.base_url} of {self.name}>"
+
+    @property
+    def account(self) -> Account:
+        """The account that the requests count for."""
+        parts = urlsplit(self.base_url)
+        return Account(self.name, f"{parts.scheme}://{parts.netloc}", "\n".join(secrets_of(self.headers)))
 
     def hide(self, *secrets: str) -> None:
         """Redact these in messages too, URL-quoted or not."""
@@ -109,6 +116,12 @@ _DRAIN = 0.25
 """Seconds to wait for the end of the body after the last event, so that the connection can be reused."""
 
 
+class Heard(Protocol):
+    """Is called with the headers of a response, before its body is read."""
+
+    def __call__(self, headers: Mapping[str, str], *, is_accepted: bool) -> None: ...
+
+
 class HttpClient:
     """Connections to one endpoint, kept alive between requests, one session for each event loop."""
 
@@ -123,8 +136,9 @@ class HttpClient:
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         weakref.finalize(self, _abandon, self._sessions)
 
-    async def post(self, path: str, body: bytes, is_done: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Send JSON and yield the pieces of the answer as they come, until it ends or `is_done`.
+    async def post(self, path: str, body: bytes, is_done: Callable[[], bool], heard: Heard) -> AsyncIterator[bytes]:
+        """Send JSON and yield the pieces of the answer as they come, until it ends or `is_done`. `heard` is called with the
+        head of the response.
 
         Every failure is a ModelError, with the words of the server: `own_errors` makes it fit to be shown.
         """
@@ -139,7 +153,9 @@ class HttpClient:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as response:
-                if response.status != 200 or response.content_type in ("text/html", "application/json"):
+                is_accepted = response.status == 200
+                heard(response.headers, is_accepted=is_accepted)
+                if not is_accepted or response.content_type in ("text/html", "application/json"):
                     raise await self._refusal(response)
                 content = response.content
                 while piece := await content.readany():

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -143,14 +144,21 @@ def _plain(text: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of `Retry-After`, given in milliseconds, seconds or as a date."""
+    """Return the seconds of `Retry-After`, given in milliseconds, seconds or as a date; 1 for a time that has passed."""
     try:
         if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
+            return _bounded(float(milliseconds) / 1000)
         if (given := headers.get("retry-after")) is None:
             return None
-        if re.fullmatch(r"\s*\d+(\.\d+)?\s*", given):
-            return float(given)
-        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+        try:
+            return _bounded(float(given))
+        except ValueError:
+            return _bounded(parsedate_to_datetime(given).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _bounded(seconds: float) -> float | None:
+    if not isfinite(seconds):
+        return None
+    return 1.0 if seconds < 0 else seconds

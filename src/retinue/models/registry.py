@@ -48,7 +48,7 @@ def resolve_model(given: str | Model | None, owner: str) -> Model:
 
 
 class OpenModels:
-    """The models named by strings, each made once: runs share their connections and circuit breakers."""
+    """The models named by strings, each made once: runs share their connections."""
 
     def __init__(self) -> None:
         self._made: dict[str, Model] = {}

@@ -1,73 +1,45 @@
-"""Retries of a model call, with a backoff and a circuit breaker."""
+"""A model call behind the gate of its account, and the retries of what really failed."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from math import isfinite
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ..core.errors import CircuitOpen, ModelError, ModelStreamBroken, ModelUnavailable
-from ..core.model import Model, ModelChunk, ModelRequest, Retrying
-
-
-class CircuitBreaker:
-    """Opens after `threshold` failures in a row; after `seconds`, it lets one request through as a test."""
-
-    __slots__ = ("_clock", "_failures", "_opened_at", "_seconds", "_threshold", "_trying")
-
-    def __init__(self, threshold: int = 5, seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._threshold, self._seconds, self._clock = threshold, seconds, clock
-        self._failures, self._opened_at, self._trying = 0, 0.0, False
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures >= self._threshold
-
-    def remaining(self) -> float | None:
-        """Return the seconds until the next call is allowed, None if it is now; a caller that gets None reports the outcome."""
-        if not self.is_open:
-            return None
-        left = self._opened_at + self._seconds - self._clock()
-        if left > 0 or self._trying:
-            return max(left, 0.0)
-        self._trying = True
-        return None
-
-    def succeeded(self) -> None:
-        self._failures, self._trying = 0, False
-
-    def failed(self) -> None:
-        self._failures += 1
-        self._trying = False
-        if self.is_open:
-            self._opened_at = self._clock()
-
-    def abandoned(self) -> None:
-        """The request ended without a verdict: it was cancelled, or it was at fault itself."""
-        self._trying = False
+from ..core.errors import ConfigurationError, ModelError
+from ..core.gate import Caller
+from ..core.model import Model, ModelChunk, ModelRequest, Retrying, TurnEnd
+from .gate import Pauses
+from .gates import AccountGates, Alone, Passage
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """The number of attempts of a model call, and the delays between them."""
+    """The attempts of a model call, and how long it waits for a provider that refuses.
+
+    A request that is refused (too many requests, overloaded, not reachable) waits at the gate of its account for another
+    turn and costs no attempt. A broken stream, a silent server or an unreadable answer is a failed attempt.
+    """
 
     attempts: int = 4
     """All attempts of one call; 1 means no retry."""
     first_delay: float = 0.5
     """Seconds before the second attempt. The delay doubles with each attempt and is shortened at random by up to half."""
     max_delay: float = 30.0
-    max_wait: float = 60.0
-    """The longest `Retry-After` that is honoured, in seconds; if the server asks for more, the call fails at once."""
-    breaker_failures: int = 5
-    """Failed calls in a row after which the model is not called for `breaker_seconds`; 0 switches this off."""
-    breaker_seconds: float = 30.0
+    patience: float = 600.0
+    """Seconds in which a refused request may wait for another turn. If the provider asks for more, the call fails at once.
+    With 0 a refused request is a failed attempt."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
-            raise ValueError(f"RetryPolicy.attempts must be at least 1, got {self.attempts}")
+            raise ConfigurationError(f"RetryPolicy.attempts must be at least 1, got {self.attempts}")
+        for name in ("first_delay", "max_delay", "patience"):
+            if not (isfinite(value := getattr(self, name)) and value >= 0):
+                raise ConfigurationError(f"RetryPolicy.{name} is a number of seconds, 0 or more, not {value!r}")
 
     def delay(self, attempt: int, error: ModelError) -> float | None:
         """Return the seconds to wait after an attempt, None if there is no further one."""
@@ -75,72 +47,71 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             return None
         backoff = min(self.max_delay, self.first_delay * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
         asked = error.retry_after or 0.0
-        if asked > self.max_wait:
-            return None
-        return max(backoff, asked)
+        return None if asked > self.patience else max(backoff, asked)
 
 
 class ResilientModel:
-    """Calls a model again when it fails. A `Retrying` chunk drops the partial answer of a failed attempt."""
+    """Asks a model in its turn, and again when it fails. A `Retrying` chunk drops the partial answer of a failed attempt.
+
+    A model with an `account` is asked through the gate of the account; its `stream` takes a function that it calls with
+    the head of each response.
+    """
 
     def __init__(self, model: Model, policy: RetryPolicy | None = None) -> None:
         self._model, self._policy = model, policy or RetryPolicy()
-        threshold = self._policy.breaker_failures or 2**62
-        self._breaker = CircuitBreaker(threshold, self._policy.breaker_seconds)
+        self._account = getattr(model, "account", None)
+        policy = self._policy
+        self._pauses = Pauses(policy.first_delay, policy.max_delay, policy.patience)
+        self._alone = Alone(AccountGates())
         self.name = model.name
 
     def __repr__(self) -> str:
         return repr(self._model)
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
-        self._check_circuit()
-        attempt, judged = 0, False
-        try:
-            while True:
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+        """Ask without a run: the model then has gates of its own."""
+        return self.stream_for(request, self._alone)
+
+    async def stream_for(
+        self, request: ModelRequest, caller: Caller, after: float | None = None
+    ) -> AsyncIterator[ModelChunk]:
+        """Ask for a run, through the gate of its runtime; with `after`, give up when the request waits for so many seconds."""
+        passage = None
+        if self._account is not None:
+            gate: Any = caller.gates.gate_of(self._account)
+            passage = Passage(gate, caller, request, self._pauses, after)
+        attempt = 0
+        while True:
+            if passage is not None:
+                await passage.enter()
+            said, tokens = False, None
+            model: Any = self._model
+            chunks: Any = model.stream(request) if passage is None else model.stream(request, passage.heard)
+            try:
+                async for chunk in chunks:
+                    if passage is not None and type(chunk) is TurnEnd:
+                        tokens = float(chunk.usage.tokens)
+                        if passage.waited >= 0.001:
+                            chunk = replace(chunk, usage=replace(chunk.usage, waited=passage.waited))
+                    yield chunk
+                    said = True
+                return
+            except ModelError as exc:
+                if passage is not None and not said and passage.refused(exc):
+                    continue
                 attempt += 1
-                chunks: Any = self._model.stream(request)
-                said = False
-                try:
-                    async for chunk in chunks:
-                        yield chunk
-                        said = True
-                    judged = True
-                    self._breaker.succeeded()
-                    return
-                except ModelError as exc:
-                    delay = self._policy.delay(attempt, exc)
-                    if delay is None:
-                        judged = self._blame(exc)
-                        raise
-                    yield make_retrying(exc, self.name, delay, said)
-                finally:
-                    await close_model(chunks)
-                await asyncio.sleep(delay)
-        finally:
-            if not judged:
-                self._breaker.abandoned()
-
-    def _blame(self, error: ModelError) -> bool:
-        """Return True if the server is at fault, and count that in the breaker.
-
-        A call counts once, not each attempt: else one outage that many runs meet at once would open the circuit for all.
-        """
-        at_fault = isinstance(error, ModelUnavailable | ModelStreamBroken)
-        if at_fault:
-            self._breaker.failed()
-        return at_fault
-
-    def _check_circuit(self) -> None:
-        left = self._breaker.remaining()
-        if left is not None:
-            raise CircuitOpen(
-                f"not called, because it failed {self._policy.breaker_failures} times in a row; "
-                f"it is tried again in {left:.0f} s: wait, or give another model with FallbackModel",
-                self.name,
-                retry_after=left,
-            )
+                delay = self._policy.delay(attempt, exc)
+                if delay is None:
+                    raise
+                yield make_retrying(exc, self.name, delay, said)
+            finally:
+                if passage is not None:
+                    passage.end(tokens)
+                await close_model(chunks)
+            await asyncio.sleep(delay)
 
     async def aclose(self) -> None:
+        await self._alone.gates.close()
         await close_model(self._model)
 
 

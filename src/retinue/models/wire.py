@@ -15,7 +15,7 @@ from ..core.messages import DataPart, FilePart, ImagePart, Message, Role, TextPa
 from ..core.model import CallChunk, ModelChunk, ModelRequest, ReasoningChunk, TextChunk, TurnEnd
 from ..core.runs import Usage
 from ..wire.sse import EventDecoder, EventTooLong
-from .http import HttpClient
+from .http import Heard, HttpClient
 
 Block = dict[str, Any]
 
@@ -152,23 +152,27 @@ class Wire(Protocol):
     def decoder(self) -> Decoder: ...
 
 
+def _ignore(headers: Mapping[str, str], *, is_accepted: bool) -> None:
+    """Learn nothing from the head of a response."""
+
+
 class WireModel:
     """A model behind HTTP. It makes one attempt; ResilientModel adds retries."""
 
     def __init__(self, model: str, wire: Wire, client: HttpClient) -> None:
         self._model, self._wire, self._client = model, wire, client
-        self.name = client.endpoint.name
+        self.name, self.account = client.endpoint.name, client.endpoint.account
 
     def __repr__(self) -> str:
         return f"<model {self.name} at {self._client.endpoint.base_url}>"
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
+    async def stream(self, request: ModelRequest, on_head: Heard = _ignore) -> AsyncIterator[ModelChunk]:
         decoder, events = self._wire.decoder(), EventDecoder()
         decode, feed = decoder.decode, events.feed
         now = asyncio.get_running_loop().time
         heard = now()
         with self._client.endpoint.own_errors():
-            answer: Any = self._client.post(self._wire.path, self._body(request), lambda: decoder.done)
+            answer: Any = self._client.post(self._wire.path, self._body(request), lambda: decoder.done, on_head)
             try:
                 async for piece in answer:
                     for data in feed(piece):

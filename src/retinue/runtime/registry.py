@@ -28,6 +28,7 @@ from ..core.runs import REMOTE_KEY, Child, RunResult, Usage
 from ..core.tools import Tool
 from ..log.owned import LiveLog
 from ..log.state import LogState, RunState
+from ..models.gates import AccountGates
 from ..models.prices import Price, ask_price
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children
@@ -55,7 +56,12 @@ class AgentRegistry:
 
     run_child_agent = staticmethod(run_child_agent)
 
-    def __init__(self, price: Price | None, backends: Mapping[str, Backend] | None = None) -> None:
+    def __init__(
+        self,
+        price: Price | None,
+        backends: Mapping[str, Backend] | None = None,
+        gates: AccountGates | None = None,
+    ) -> None:
         if price is not None and not callable(price):  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigurationError(f"Runtime: price is a function of a model and its usage, not {price!r:.80}")
         self.agents: dict[str, Agent] = {}
@@ -67,6 +73,7 @@ class AgentRegistry:
                 problem = f"backend {name!r} is an object with profile, run and abort, not {backend!r:.80}"
                 raise ConfigurationError(f"Runtime: {problem}")
         self._price, self.prices = price, price is not None
+        self.gates = gates or AccountGates()
         self._unpriced: set[str] = set()
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
@@ -226,7 +233,9 @@ class AgentRegistry:
     async def close(self) -> None:
         """Close the connections to servers."""
         closes = [getattr(foreign.backend, "close", None) for foreign in self._foreign.values()]
-        await asyncio.gather(self._models.close(), *[close() for close in closes if close is not None])
+        await asyncio.gather(
+            self.gates.close(), self._models.close(), *[close() for close in closes if close is not None]
+        )
 
     def price(self, model: str, usage: Usage) -> float | None:
         """Return the cost of a call. A model without a price is logged once."""

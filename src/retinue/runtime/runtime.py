@@ -17,6 +17,7 @@ from ..core.decisions import LOCAL_USER, Decision, stamped
 from ..core.engine import Engine, Schedule
 from ..core.errors import ConfigurationError, DecisionRefused, as_tuple
 from ..core.events import AnyEvent, Sink, as_namespace, as_sinks
+from ..core.gate import GateTable, Rates, check_rates
 from ..core.messages import Message, as_messages
 from ..core.model import Model
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
@@ -24,6 +25,7 @@ from ..core.state import PersistedState, Seed, as_persisted
 from ..core.stores import Durability, Place, Retention, Store, ThreadSummary, Watch, WhenBusy, title_of
 from ..log.ownership import LEASE
 from ..log.state import RunState
+from ..models.gates import AccountGates
 from ..models.prices import Price
 from ..storage.stores import MemoryStore, open_store
 from ..wire.parts import Mode, StreamPart, parts_of
@@ -88,6 +90,7 @@ class Runtime:
         on_close: OnClose | None = None,
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
+        rates: Rates | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make a runtime.
@@ -97,7 +100,8 @@ class Runtime:
         "leave", the default where a store outlives this process, runs at work stop when the runtime is closed, and the
         next process continues them; with "cancel" they end. `backends`: execute the agents that name one of them. `engine`: "postgres" or
         "temporal://host:port/namespace": runs are done by workers (`retinue worker`), and this process needs neither
-        agents nor models to start them.
+        agents nor models to start them. `rates`: limits of accounts at providers, such as
+        `{"openai:*": Rate(requests_per_minute=500)}`; what is not given is learned.
         """
         if isinstance(agents, str):
             raise ConfigurationError(
@@ -106,11 +110,14 @@ class Runtime:
         if isinstance(store, str):
             raise ConfigurationError(f"store is a Store object, not {store!r}: write Runtime.open({store!r})")
         sinks = as_sinks(sinks, "Runtime")
-        self._registry = AgentRegistry(price, backends)
+        store = store or MemoryStore()
+        self.gates = _gates(rates, store)
+        """The gates of the accounts at providers."""
+        self._registry = AgentRegistry(price, backends, self.gates)
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
             self._registry.given.add(agent.name)
-        self._runs = LocalRuns(self._registry, store or MemoryStore(), sinks, lease, clock)
+        self._runs = LocalRuns(self._registry, store, sinks, lease, clock)
         self._recovers, self._retention = recover, retention
         self._on_close = on_close or ("cancel" if self._runs.owner is None else "leave")
         self._pruning: asyncio.Task[None] | None = None
@@ -129,7 +136,7 @@ class Runtime:
         self._thread: LoopThread | None = None
         self._make_twin = lambda: Runtime(
             self.agents.values(), store=self.store, sinks=sinks, price=price, recover=recover, lease=lease,
-            on_close=on_close, backends=backends, engine=engine, clock=clock,
+            on_close=on_close, backends=backends, engine=engine, rates=rates, clock=clock,
         )  # fmt: skip
         self._twin: Runtime | None = None
         """The runtime of synchronous callers, in a thread of its own. It shares agents, store and ended runs."""
@@ -149,6 +156,7 @@ class Runtime:
         on_close: OnClose | None = None,
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
+        rates: Rates | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Runtime:
         """Make a runtime that stores threads, runs and events, and continues the runs of processes that have ended.
@@ -172,6 +180,7 @@ class Runtime:
             on_close=on_close,
             backends=backends,
             engine=engine,
+            rates=rates,
             clock=clock,
         )
 
@@ -575,6 +584,12 @@ class Runtime:
                 await self._packing[0].finish()
         finally:
             await self._registry.close()
+
+
+def _gates(rates: Rates | None, store: Store) -> AccountGates:
+    """Return the gates of a runtime; a store that has rows for them shares them with other processes."""
+    make: Callable[[], GateTable] | None = getattr(store, "gate_table", None)
+    return AccountGates(None if rates is None else check_rates(rates), None if make is None else make())
 
 
 def as_input(given: RunInput) -> tuple[Message, ...]:

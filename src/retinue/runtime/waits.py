@@ -1,7 +1,8 @@
 """Worker slots: a leg that only waits for work elsewhere lends its slot: to other workers, so that two queues cannot wait
-for each other, and to servers, which may take as long as they like.
+for each other, and to servers, which may take as long as they like. A leg whose runs wait at the gate of a provider's
+account lends its slot too.
 
-Invariant: a leg is without a slot only while each of its runs waits for a run or call elsewhere. When one of those ends,
+Invariant: a leg is without a slot only while each of its runs waits for a run or call elsewhere, or at a gate. When one of those ends,
 the leg takes a slot again before it continues. The slot belongs to the log, so a log that was just claimed may lend it too.
 """
 
@@ -22,6 +23,8 @@ from ..log.state import CallState, RunState
 if TYPE_CHECKING:
     from .live import LiveRun
 
+MOST_LENT = 4
+"""Slots that may be lent while legs wait at gates, for each slot of the worker."""
 _PAUSE = 0.02
 """Seconds between two looks at a tree that changes all the time."""
 
@@ -33,18 +36,24 @@ class Waits:
         self._at_work, self._slots = at_work, slots
         self._open: dict[str, set[str]] = {}
         """The runs and calls elsewhere that each leg waits for."""
+        self._at_gates: set[str] = set()
+        """Those of them that are runs at the gate of a provider."""
         self._watching: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def waiting(self, log: LiveLog, run_id: str, goes_on: Callable[[], bool]) -> AsyncGenerator[None]:
-        """Note, within the block, that the leg of a log waits for a run or call elsewhere. If it then goes on because of
-        that, it takes a slot again first."""
+    async def waiting(
+        self, log: LiveLog, run_id: str, goes_on: Callable[[], bool], *, at_gate: bool = False
+    ) -> AsyncGenerator[None]:
+        """Note, within the block, that the leg of a log waits for a run or call elsewhere, or a run of it at a gate. If it
+        then goes on because of that, it takes a slot again first."""
         if log.writer is None:
             yield
             return
         log_id = log.writer.log_id
         waits = self._open.setdefault(log_id, set())
         waits.add(run_id)
+        if at_gate:
+            self._at_gates.add(run_id)
         if len(waits) == 1:
             self._watching[log_id] = asyncio.create_task(
                 self._lend_when_idle(log_id, log, waits), name=f"slot of {log_id}"
@@ -64,6 +73,7 @@ class Waits:
     def _end(self, log_id: str, run_id: str) -> None:
         waits = self._open[log_id]
         waits.discard(run_id)
+        self._at_gates.discard(run_id)
         if not waits:
             self._watching.pop(log_id).cancel()
             del self._open[log_id]
@@ -75,10 +85,14 @@ class Waits:
         if token is not None and goes_on() and not token.is_set() and not log.lost:
             await wait_for_first(self._slots.take_again(log_id), token.wait())
 
+    def _may_lend(self, waits: set[str]) -> bool:
+        """Return False if a leg waits only at gates and many slots are lent: one worker must not claim a whole queue."""
+        return bool(waits - self._at_gates) or len(self._slots.lent) < MOST_LENT * self._slots.total
+
     async def _lend_when_idle(self, log_id: str, log: LiveLog, waits: set[str]) -> None:
         while True:
             change, is_idle = log.changed(), _only_waits(log, waits)
-            if is_idle and log_id in self._slots.working:
+            if is_idle and log_id in self._slots.working and self._may_lend(waits):
                 self._slots.lend(log_id)
             elif not is_idle:  # a run was answered, or started by what ended elsewhere
                 self._slots.reclaim(log_id)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.errors import StoreError
-from ..core.runs import Usage
+from ..core.runs import FRACTIONS, Usage
+from .gates import GATE_TABLES
 
 if TYPE_CHECKING:
     from .database import Link
@@ -23,7 +24,7 @@ BEING_PRUNED, THINNED = 1, 2
 
 COUNTS = ("questions", "children", *Usage.__struct_fields__)
 """The columns of a root run that its thread has in sum."""
-_COUNTS = ", ".join([f"{name} {'REAL' if name == 'cost' else 'INTEGER'} NOT NULL DEFAULT 0" for name in COUNTS])
+_COUNTS = ", ".join([f"{name} {'REAL' if name in FRACTIONS else 'INTEGER'} NOT NULL DEFAULT 0" for name in COUNTS])
 
 Step: TypeAlias = "str | Callable[[Link], None]"
 
@@ -108,6 +109,7 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         "CREATE INDEX schedules_by_time ON schedules (next_at)",
         # The folder that a server of this database lets only one user work in.
         "CREATE TABLE one_user_files (place TEXT PRIMARY KEY)",
+        *GATE_TABLES,
         _tune,
     ),
 )

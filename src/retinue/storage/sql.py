@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ..core.concurrency import join
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
+from ..core.gate import GateTable
 from ..core.runs import RunIdentity, RunResult
 from ..core.state import PersistedState
 from ..core.stores import (
@@ -41,6 +42,7 @@ from ..core.stores import (
     title_of,
 )
 from .database import IS_EXPIRED, Database, Later, Link
+from .gates import SqlGateTable
 from .homes import filled_row
 from .packs import UNREADABLE
 from .prune import delete_thread
@@ -151,6 +153,10 @@ class SqlStore:
     async def close(self) -> None:
         """Finish the writes that wait, then close all connections."""
         await self.database.close()
+
+    def gate_table(self) -> GateTable:
+        """Return the rows that the gates of provider accounts share."""
+        return SqlGateTable(self.database, notifies=self.has_queues)
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
         return self._decode_thread(thread_id, await self.database.read(lambda link: _read_thread(link, thread_id)))

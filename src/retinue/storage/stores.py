@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..core.errors import ConfigurationError, ThreadBusy
+from ..core.gate import GateTable, LocalGateTable
 from ..core.runs import Usage
 from ..core.stores import (
     IDLE,
@@ -45,6 +46,11 @@ class MemoryStore:
         """When threads were created by themselves."""
         self._titles: dict[str, str] = {}
         self._max_runs = max_runs
+        self._gates = LocalGateTable()
+
+    def gate_table(self) -> GateTable:
+        """Return the rows that the gates of provider accounts share."""
+        return self._gates
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
         return self._threads.get(thread_id)

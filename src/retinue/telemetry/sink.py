@@ -31,7 +31,7 @@ class Observer(Protocol):
     def ended(self, node: Node) -> None: ...
 
     def noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
-        """A handoff or a non-fatal error happened in it."""
+        """A handoff, a wait for the provider or a non-fatal error happened in it."""
         ...
 
 

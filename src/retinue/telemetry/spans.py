@@ -132,6 +132,8 @@ class Metrics:
         self._runs = meter.create_counter("retinue.runs", "{run}", "Runs that ended or wait, by status.")
         self._active = meter.create_up_down_counter("retinue.runs.active", "{run}", "Runs in progress.")
         self._steps = meter.create_counter("retinue.steps", "{step}", "Steps with an answer of the model.")
+        waited = "How long a model call waited because its provider took no more."
+        self._waits = histogram("retinue.inference.wait", "s", waited, AGENT_SECONDS)
         self._cost = meter.create_counter("retinue.cost", "USD", "What model calls cost.")
 
     def began(self, node: Node) -> None:
@@ -169,6 +171,8 @@ class Metrics:
         for kind, count in (("input", chat.usage.input_tokens), ("output", chat.usage.output_tokens)):
             if count:
                 self._tokens.record(count, {**about, names.TOKEN_TYPE: kind})
+        if chat.usage.waited:
+            self._waits.record(chat.usage.waited, about)
         if chat.usage.cost:
             self._cost.add(chat.usage.cost, {**about, names.AGENT_NAME: chat.agent})
 

@@ -114,6 +114,15 @@ class ResultShape(RunState):
     receipt: Receipt | None
 
 
+class WaitShape(TypedDict):
+    """The wait of a run for its model provider."""
+
+    reason: str
+    message: str
+    until: str
+    position: int | None
+
+
 class NodeShape(TypedDict):
     """A run of a tree."""
 
@@ -130,6 +139,7 @@ class NodeShape(TypedDict):
     tail: str
     """The end of its text."""
     notes: list[str]
+    wait: WaitShape | None
     started_at: str | None
     ended_at: str | None
     steps: int

@@ -32,7 +32,7 @@ from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunStatus, Usage
 from .resources import fields_of, iso
-from .tree import CallNode, OpenMessage, RunNode, RunTree, StepNode
+from .tree import CallNode, OpenMessage, ProviderWait, RunNode, RunTree, StepNode
 
 
 def first_open(rows: Iterable[Event]) -> int | None:
@@ -110,6 +110,7 @@ class SnapshotTree(RunTree):
         run.own_usage = msgspec.convert(shown["usage"], Usage)
         run.receipt = msgspec.convert(shown["receipt"], Receipt | None)
         run.notes = list(shown["notes"])
+        run.wait = _restore_wait(shown["wait"])
         run.said = msgspec.convert(shown["messages"], list[Message])
         run.open_message = _restore_open_message(shown["open_message"])
         run.steps = [StepNode(replace(begun, step=number), run) for number in range(1, shown["steps"] + 1)]
@@ -157,6 +158,7 @@ class SnapshotTree(RunTree):
         shown: dict[str, Any] = {
             **fields_of(run, "run_id", "agent", "ns", "thread_id", "task", "model", "status"),
             **fields_of(run, "termination", "error", "response", "tail", "notes"),
+            "wait": None if run.wait is None else {**run.wait._asdict(), "until": iso(run.wait.until)},
             "started_at": iso(run.started),
             "ended_at": iso(run.ended),
             "steps": len(run.steps),
@@ -234,6 +236,12 @@ class SnapshotTree(RunTree):
                     "ticket": record_json(replace(ticket, path=asked_by)),
                     "asked_at": iso(call.ended),
                 }
+
+
+def _restore_wait(shown: Mapping[str, Any] | None) -> ProviderWait | None:
+    if shown is None:
+        return None
+    return ProviderWait(shown["reason"], shown["message"], _timestamp(shown["until"]) or 0.0, shown["position"])
 
 
 def _open_message_json(message: OpenMessage | None) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.events import (
     ChildStarted,
@@ -12,6 +12,7 @@ from ..core.events import (
     Event,
     Handoff,
     InferenceFinished,
+    InferenceWaiting,
     MessagesSnapshot,
     ReasoningDelta,
     RunFinished,
@@ -86,6 +87,17 @@ class OpenMessage:
         return "".join(reversed(pieces))[-_TAIL:]
 
 
+class ProviderWait(NamedTuple):
+    """The wait of a run for its model provider."""
+
+    reason: str
+    message: str
+    until: float
+    """When it is expected to end."""
+    position: int | None = None
+    """The number of requests before that of the run, where it is known."""
+
+
 class RunNode(_Node):
     def __init__(self, event: Event, parent: Node | None) -> None:
         super().__init__(event, parent)
@@ -100,6 +112,8 @@ class RunNode(_Node):
         self.notes: list[str] = []
         self.open_message: OpenMessage | None = None
         """The answer in progress. A run that was stopped in an answer keeps it."""
+        self.wait: ProviderWait | None = None
+        """The next event of the run ends it."""
         self.resumed = False
         """True until the first step of a resumed leg, which need not ask the model."""
         self.messages: tuple[Message, ...] = ()
@@ -196,6 +210,7 @@ class RunTree:
             ReasoningDelta: self._text,
             ToolCallArgsDelta: self._arguments,
             InferenceFinished: self._inference_finished,
+            InferenceWaiting: self._inference_waiting,
             ToolCallStarted: self._call_started,
             ToolCallReady: self._call_ready,
             ToolCallResumed: self._call_resumed,
@@ -216,7 +231,11 @@ class RunTree:
             self._run_started(event)  # pyright: ignore[reportArgumentType]
         elif kind is TaskUpdated:
             self._task_updated(event)  # pyright: ignore[reportArgumentType]
-        elif (read := self._readers.get(kind)) is not None and (run := self.find_run(event)) is not None:
+        elif (read := self._readers.get(kind)) is None:
+            if (run := self.runs.get(event.run_id)) is not None:
+                run.wait = None
+        elif (run := self.find_run(event)) is not None:
+            run.wait = None
             read(event, run)
 
     def find_run(self, event: Event) -> RunNode | None:
@@ -236,6 +255,7 @@ class RunTree:
     def _run_started(self, event: RunStarted) -> None:
         is_known = event.run_id in self.runs
         run = self.runs[event.run_id] if is_known else self.add_run(event)
+        run.wait = None
         if is_known:
             run.begin_leg(event.at)
             run.status, run.leg_usage, run.inferences, run.tool_calls = RunStatus.RUNNING, Usage(), 0, 0
@@ -311,6 +331,11 @@ class RunTree:
             step.message = event.message
         self.node_ended(step)
 
+    def _inference_waiting(self, event: InferenceWaiting, run: RunNode) -> None:
+        run.wait = ProviderWait(event.reason, event.message, event.until, event.position)
+        facts = {"reason": event.reason, "position": event.position, "seconds": max(event.until - event.at, 0.0)}
+        self.node_noted(run.step, "inference_waiting", event.at, facts)
+
     def _call_of(self, event: _CallEvent, run: RunNode) -> CallNode:
         call = run.calls.get(event.call_id)
         if call is None:
@@ -385,6 +410,7 @@ class RunTree:
         facts: dict[str, Any] = {"code": event.code or "unknown"}
         if event.retry_model is not None:
             facts |= {"retry_model": event.retry_model, "retry_delay": event.retry_delay}
+            run.wait = ProviderWait(event.code or "unknown", event.message, event.at + event.retry_delay)
         if self._content:
             facts["message"] = event.message
             run.notes.append(_error_note(event))
@@ -420,7 +446,7 @@ class RunTree:
         """It ended, or waits."""
 
     def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
-        """A handoff or a non-fatal error happened in it."""
+        """A handoff, a wait for the provider or a non-fatal error happened in it."""
 
 
 def _open_message(run: RunNode, message_id: str) -> OpenMessage:
