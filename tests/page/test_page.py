@@ -218,6 +218,31 @@ def test_the_token_leaves_the_address_and_links_lead_to_cards(browser: Browser, 
         expect(page.locator('[data-ns=""]')).to_have_attribute("data-status", "cancelled")
 
 
+def test_a_fork_replaces_what_was_said_and_a_queued_turn_is_shown(browser: Browser, server: Server) -> None:
+    run = server.start_run("reader", "tell me")
+    with visiting(browser, server) as page:
+        show(page, server, run)
+        page.get_by_role("textbox", name="Message").fill("and then?")
+        page.keyboard.press("Alt+Enter")
+        queued = page.locator('[data-ns=""][data-status="queued"]')
+        expect(queued).to_be_visible()
+        expect(page.locator('[data-part="user"]')).to_have_text(["tell me", "and then?"])
+        server.open_gate("teller")
+        expect(page.locator('[data-ns=""][data-status="completed"]')).to_have_count(2)
+        before = page.url
+        page.get_by_role("button", name="Fork from here").first.click()
+        box = page.get_by_role("textbox", name="Message")
+        expect(box).to_have_value("tell me")
+        box.fill("tell me more")
+        page.get_by_role("button", name="Fork", exact=True).click()
+        expect(page.locator('[data-part="user"]')).to_have_text(["tell me more"])
+        expect(page.locator('[data-ns=""]')).to_have_attribute("data-status", "completed")
+        assert page.url != before
+        names = page.get_by_role("combobox", name="Agent").locator("option").all_inner_texts()
+        assert "teller" not in names
+        assert "reader" in names
+
+
 def test_many_children_are_rows_with_filters(browser: Browser, server: Server) -> None:
     run = server.start_run("many", "200")
     server.result(run["run_id"])
@@ -234,6 +259,52 @@ def test_many_children_are_rows_with_filters(browser: Browser, server: Server) -
         assert page.evaluate("document.querySelectorAll('*').length") < 3000
         page.locator('tr[data-ns="tools:m_199"]').get_by_role("link").click()
         expect(page.locator('article[data-ns="tools:m_199"]')).to_contain_text("quick is done")
+
+
+def test_a_thousand_words_a_second_leave_the_page_quiet(browser: Browser, server: Server) -> None:
+    with visiting(browser, server) as page:
+        run = server.start_run("streams", "100")
+        show(page, server, run)
+        expect(page.get_by_role("button", name="running 100")).to_be_visible()
+        first = page.locator('tr[data-ns="tools:s_0"] [data-part="text"]')
+        expect(first).to_contain_text(re.compile(r"s\d+"))
+        before = first.inner_text()
+        expect(first).not_to_have_text(before)
+        assert page.evaluate("document.querySelectorAll('*').length") < 3000
+        server.open_gate("streamed")
+        expect(page.locator('[data-ns=""]')).to_have_attribute("data-status", "completed")
+        expect(page.locator('[data-ns=""] > .said-box').last).to_contain_text("all streams have ended")
+
+
+def test_the_page_works_by_keyboard(browser: Browser, server: Server) -> None:
+    run = server.start_run("chief", "see to it")
+    with visiting(browser, server) as page:
+        show(page, server, run)
+        expect(questions(page)).to_have_count(3)
+        clerk = page.locator('article[data-ns="tools:chief_0"]')
+        page.keyboard.press("j")
+        expect(clerk).to_have_attribute("aria-current", "true")
+        page.keyboard.press("h")
+        expect(clerk.locator("> .head > .toggle")).to_have_attribute("aria-expanded", "false")
+        page.keyboard.press("l")
+        expect(clerk.locator("> .head > .toggle")).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Enter")
+        expect(page.locator("article.focus")).to_have_attribute("data-agent", "clerk")
+        page.keyboard.press("Escape")
+        expect(page.locator('[data-ns=""]')).to_be_visible()
+        page.keyboard.press("/")
+        expect(page.get_by_role("searchbox", name="Search threads")).to_be_focused()
+        page.keyboard.press("Escape")
+        page.keyboard.press("2")
+        expect(page.get_by_role("tab", name="Tasks")).to_have_attribute("aria-selected", "true")
+        page.keyboard.press("Shift+T")
+        expect(page.locator("html")).to_have_attribute("data-theme", re.compile("dark|light"))
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("x")
+        page.get_by_role("menuitem", name="Everything").press("Enter")
+        expect(page.locator('[data-ns=""]')).to_have_attribute("data-status", "cancelled")
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

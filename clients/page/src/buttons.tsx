@@ -5,12 +5,12 @@ import { Icon } from "./icons.tsx";
 
 /** A button without words: its name is read aloud and shown as a hint. */
 export function IconButton(options: {
-  readonly icon: string;
-  readonly label: string;
-  readonly hint?: string;
-  readonly popup?: boolean;
-  readonly more?: string;
-  readonly onClick: (event: MouseEvent) => void;
+  icon: string;
+  label: string;
+  hint?: string;
+  popup?: boolean;
+  more?: string;
+  onClick: (event: MouseEvent) => void;
 }) {
   const { icon, label, hint = label, popup = false, more = "", onClick } = options;
   return (
@@ -41,10 +41,10 @@ async function copy(text: string): Promise<void> {
 }
 
 export function CopyButton(options: {
-  readonly text: string | (() => string);
-  readonly label: string;
-  readonly icon?: string;
-  readonly hint?: string;
+  text: string | (() => string);
+  label: string;
+  icon?: string;
+  hint?: string;
 }) {
   const { text, label, icon = "copy", hint = label } = options;
   const [isCopied, setCopied] = useState(false);

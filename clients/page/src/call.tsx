@@ -26,7 +26,7 @@ export function progressOf(
   };
 }
 
-export function Meter({ share }: { readonly share: number }) {
+export function Meter({ share }: { share: number }) {
   return (
     <span class="meter">
       <svg viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">
@@ -36,7 +36,7 @@ export function Meter({ share }: { readonly share: number }) {
   );
 }
 
-export function Value({ text }: { readonly text: string }) {
+export function Value({ text }: { text: string }) {
   const json = asJson(text);
   if (json !== undefined) return <Json value={json} name="output" />;
   return (
@@ -46,7 +46,7 @@ export function Value({ text }: { readonly text: string }) {
   );
 }
 
-function Time({ call }: { readonly call: CallNode }) {
+function Time({ call }: { call: CallNode }) {
   const isRunning = statusOf(call.status) === "running";
   return <span class="took">{callTime(call, isRunning ? now.value : 0)}</span>;
 }

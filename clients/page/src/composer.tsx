@@ -171,7 +171,7 @@ function ForkLine() {
 }
 
 /** The choice of the agent: those that are served, and the one at work that was chosen. */
-function To({ place }: { readonly place: page.Place | null }) {
+function To({ place }: { place: page.Place | null }) {
   const chosen = page.recipient.value ?? page.focus.value?.place ?? null;
   const node = chosen === null ? undefined : page.nodeOf(chosen);
   const names = agents.value.map((one) => one.name);

@@ -26,7 +26,7 @@ import { Glyph, Icon } from "./icons.tsx";
 import { now, type LiveRun, type RunView } from "./live.ts";
 import * as page from "./page.ts";
 import { Questions } from "./questions.tsx";
-import { address } from "./route.ts";
+import { address, route } from "./route.ts";
 import { Body, elapsed, nameOf, RootRun, RunGlyph } from "./run.tsx";
 import { link, lostAt, nextTry, retryNow } from "./socket.ts";
 import { agents, conversation, type Conversation } from "./state.ts";
@@ -50,7 +50,7 @@ export function Middle() {
 
 // --- head
 
-function Head({ shown }: { readonly shown: Conversation | null }) {
+function Head({ shown }: { shown: Conversation | null }) {
   const focus = page.focus.value;
   const newest = shown?.newest.value;
   const place =
@@ -110,7 +110,7 @@ function Crumbs({ shown, node, live }: { shown: Conversation; node: RunNode; liv
   );
 }
 
-function Sum({ place, view }: { readonly place: page.Place; readonly view: RunView }) {
+function Sum({ place, view }: { place: page.Place; view: RunView }) {
   const node = view.node.value;
   const { usage, agents: count } = view.sum.value;
   const status = statusOf(node.status);
@@ -177,7 +177,7 @@ function Lost() {
 
 // --- the turns
 
-function Thread({ shown }: { readonly shown: Conversation }) {
+function Thread({ shown }: { shown: Conversation }) {
   const log = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
   const height = useRef(Infinity);
@@ -188,8 +188,16 @@ function Thread({ shown }: { readonly shown: Conversation }) {
     follows.current = focused === undefined;
     height.current = Infinity;
     fresh.value = false;
-    if (log.current) log.current.scrollTop = focused === undefined ? log.current.scrollHeight : 0;
-  }, [focused]);
+    const { runId } = route.value;
+    const named = focused === undefined && runId !== shown.newest.value?.runId ? runId : null;
+    const turn = log.current?.querySelector(`[data-ns=""][data-run="${CSS.escape(named ?? "")}"]`);
+    if (turn) {
+      follows.current = false;
+      turn.scrollIntoView({ block: "start" });
+    } else if (log.current) {
+      log.current.scrollTop = focused === undefined ? log.current.scrollHeight : 0;
+    }
+  }, [focused, route.value.runId, shown.state.value]);
   useEffect(() => {
     const inner = log.current?.firstElementChild;
     if (!inner) return undefined;
@@ -280,7 +288,7 @@ function Turns({ shown, focus }: { shown: Conversation; focus: typeof page.focus
 }
 
 /** One sub-agent as the root of the page. */
-function Focus({ place, exact: isExact }: { readonly place: page.Place; readonly exact: boolean }) {
+function Focus({ place, exact: isExact }: { place: page.Place; exact: boolean }) {
   const { live, runId } = place;
   const view = live.view(runId);
   if (view === undefined) return null;

@@ -62,7 +62,7 @@ function summary(event: Event): string {
   }
 }
 
-function Events({ live }: { readonly live: LiveRun }) {
+function Events({ live }: { live: LiveRun }) {
   void live.beat.value;
   const filter = useSignal("");
   const older = useSignal<readonly Event[]>([]);

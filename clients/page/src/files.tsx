@@ -77,7 +77,7 @@ export function FilesTab() {
   );
 }
 
-function File({ path, close }: { readonly path: string; readonly close: () => void }) {
+function File({ path, close }: { path: string; close: () => void }) {
   const [data, setData] = useState<Uint8Array<ArrayBuffer> | null>(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {

@@ -44,7 +44,7 @@ export function Picture({
   return url ? <img class="picture" src={url} alt={name} /> : null;
 }
 
-export function Images({ message }: { readonly message: Message }) {
+export function Images({ message }: { message: Message }) {
   const images = (message.parts ?? []).flatMap((part) =>
     part.type === "image" && part.data !== null ? [part.data] : [],
   );
@@ -57,7 +57,7 @@ export function Images({ message }: { readonly message: Message }) {
   );
 }
 
-function Data({ data }: { readonly data: string }) {
+function Data({ data }: { data: string }) {
   const [bytes] = useState(() => decoded(data));
   return bytes === null ? null : <Picture bytes={bytes} name="Image of the message" />;
 }

@@ -7,7 +7,7 @@ import { Icon } from "./icons.tsx";
 const STEP = 100;
 const LONGEST = 2000;
 
-function Leaf({ name, value }: { readonly name: string; readonly value: unknown }) {
+function Leaf({ name, value }: { name: string; value: unknown }) {
   const isText = typeof value === "string";
   const text = isText ? JSON.stringify(value.slice(0, LONGEST)) : String(value);
   return (
@@ -21,11 +21,7 @@ function Leaf({ name, value }: { readonly name: string; readonly value: unknown 
   );
 }
 
-function Branch(options: {
-  readonly name: string;
-  readonly value: object;
-  readonly depth: number;
-}) {
+function Branch(options: { name: string; value: object; depth: number }) {
   const { name, value, depth } = options;
   const [isOpen, setOpen] = useState(depth < 2);
   const [most, setMost] = useState(STEP);
@@ -57,11 +53,7 @@ function Branch(options: {
   );
 }
 
-export function Json(options: {
-  readonly value: unknown;
-  readonly name: string;
-  readonly depth?: number;
-}) {
+export function Json(options: { value: unknown; name: string; depth?: number }) {
   const { value, name, depth = 0 } = options;
   const shown =
     typeof value === "object" && value !== null ? (

@@ -89,6 +89,8 @@ export class LiveRun {
   readonly isLarge = signal(false);
   /** The runs in view, of which a large tree gets the last words. */
   readonly inView = new Map<string, number>();
+  /** Grows when other runs have come into view. */
+  readonly viewed = signal(0);
   /** Grows at most four times a second, while anything in it changes. */
   readonly beat = signal(0);
   /** The newest events, for the tab that shows them. */
@@ -99,6 +101,7 @@ export class LiveRun {
   private pending: Event[] = [];
   private readonly late = new Set<string>();
   private slowTimer = 0;
+  private viewTimer = 0;
 
   constructor(
     readonly runId: string,
@@ -142,12 +145,14 @@ export class LiveRun {
 
   /** Note that a run comes into view; return what ends that. */
   see(runId: string): () => void {
-    this.inView.set(runId, (this.inView.get(runId) ?? 0) + 1);
-    return () => {
-      const count = (this.inView.get(runId) ?? 1) - 1;
-      if (count > 0) this.inView.set(runId, count);
-      else this.inView.delete(runId);
+    const count = (by: number): void => {
+      this.inView.set(runId, (this.inView.get(runId) ?? 0) + by);
+      if (this.inView.get(runId) === 0) this.inView.delete(runId);
+      clearTimeout(this.viewTimer);
+      this.viewTimer = window.setTimeout(() => (this.viewed.value += 1), SLOW);
     };
+    count(1);
+    return () => count(-1);
   }
 
   load(snapshot: SnapshotShape): void {
@@ -158,6 +163,7 @@ export class LiveRun {
       for (const [id, view] of this.views) {
         const node = tree.runs.get(id);
         if (node !== undefined) view.node.value = node;
+        view.tail.value = "";
       }
       this.settle();
     });
@@ -264,5 +270,5 @@ function isSame(one: Sum, other: Sum): boolean {
 /** Return the last words of a run. */
 export function tailFor(view: RunView): string {
   const node = view.node.value;
-  return (!hasEnded(node) && node.open === null && view.tail.value) || tailOf(node);
+  return (!hasEnded(node) && view.tail.value) || tailOf(node);
 }

@@ -119,7 +119,7 @@ function single(token: Token): ComponentChild {
   }
 }
 
-export function Code({ code, language }: { readonly code: string; readonly language: string }) {
+export function Code({ code, language }: { code: string; language: string }) {
   const text = exact(code.replace(/\n$/, ""));
   const name = languageName(language) || exact(language.slice(0, 20)) || "Code";
   return (
@@ -136,10 +136,7 @@ export function Code({ code, language }: { readonly code: string; readonly langu
 }
 
 /** Text that is shown in steps if it is very long. */
-export function Long(options: {
-  readonly text: string;
-  readonly draw?: (text: string) => ComponentChild;
-}) {
+export function Long(options: { text: string; draw?: (text: string) => ComponentChild }) {
   const [most, setMost] = useState(STEP);
   const { text, draw: show = (shown: string) => shown } = options;
   if (text.length <= most) return <>{show(text)}</>;
@@ -154,7 +151,7 @@ export function Long(options: {
 }
 
 /** A piece of Markdown, which is parsed again only if it changes. */
-function Closed({ text }: { readonly text: string }) {
+function Closed({ text }: { text: string }) {
   return useMemo(() => <>{draw(parser.parse(text, {}))}</>, [text]);
 }
 

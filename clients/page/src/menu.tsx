@@ -132,7 +132,7 @@ export function Keys() {
   );
 }
 
-export function SignIn({ failed }: { readonly failed: boolean }) {
+export function SignIn({ failed }: { failed: boolean }) {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState(failed ? "Not valid here. Copy the token again." : "");
   const submit = async (): Promise<void> => {

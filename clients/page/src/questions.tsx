@@ -179,7 +179,7 @@ function Asker({ question, isShort, kind }: { question: Question; isShort: boole
   );
 }
 
-function Since({ question }: { readonly question: Question }) {
+function Since({ question }: { question: Question }) {
   if (question.askedAt === null) return null;
   return <span class="since">waits {clock(now.value - question.askedAt)}</span>;
 }
@@ -203,7 +203,7 @@ function Rest({ question, kind, draft, send, place }: PartProps) {
   );
 }
 
-function GoTo({ question }: { readonly question: Question }) {
+function GoTo({ question }: { question: Question }) {
   const shown = conversation.value;
   const live = shown?.find(question.runId);
   if (shown === null || live === undefined) return null;
@@ -215,7 +215,7 @@ function GoTo({ question }: { readonly question: Question }) {
 }
 
 /** All that will be done. */
-function What({ question, draft }: { readonly question: Question; readonly draft: Draft }) {
+function What({ question, draft }: { question: Question; draft: Draft }) {
   const { args, ticket } = question;
   const edit = editOf(args);
   const size = JSON.stringify(args).length;
@@ -260,7 +260,7 @@ function What({ question, draft }: { readonly question: Question; readonly draft
   );
 }
 
-function Argument({ name, value }: { readonly name: string; readonly value: unknown }) {
+function Argument({ name, value }: { name: string; value: unknown }) {
   return (
     <>
       <dt class="said">{exact(name)}</dt>
@@ -286,7 +286,7 @@ function editOf(
   return Object.keys(args).length > 3 ? null : { path, before, after };
 }
 
-function Words({ question }: { readonly question: Question }) {
+function Words({ question }: { question: Question }) {
   const { ticket } = question;
   return (
     <p class="asks said" dir="auto">
@@ -337,11 +337,11 @@ function Choices({ question, kind, draft, send }: PartProps) {
 const CONSENT = { action: "resume", payload: { approved: true } };
 
 function Answers(options: {
-  readonly draft: Draft;
-  readonly note: string;
-  readonly onSend: () => void;
-  readonly onCancel: (() => void) | null;
-  readonly more?: ComponentChildren;
+  draft: Draft;
+  note: string;
+  onSend: () => void;
+  onCancel: (() => void) | null;
+  more?: ComponentChildren;
 }) {
   const { draft, note, onSend, onCancel, more } = options;
   const isSent = draft.mode.value === "sent";
@@ -378,10 +378,10 @@ function onKeys(send: () => void): (event: KeyboardEvent) => void {
 
 /** One field for each value, and all of them as JSON. */
 function Fields(options: {
-  readonly fields: readonly Field[];
-  readonly start: Readonly<Record<string, unknown>>;
-  readonly draft: Draft;
-  readonly onSend: () => void;
+  fields: Field[];
+  start: Readonly<Record<string, unknown>>;
+  draft: Draft;
+  onSend: () => void;
 }) {
   const { fields, start, draft, onSend } = options;
   const id = useId();
@@ -547,7 +547,7 @@ function RejectForm({ kind, draft, send }: PartProps) {
   );
 }
 
-function Refuse({ draft }: { readonly draft: Draft }) {
+function Refuse({ draft }: { draft: Draft }) {
   return (
     <button
       type="button"

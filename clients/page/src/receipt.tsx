@@ -10,7 +10,7 @@ function saysMore(one: Receipt): boolean {
   return counts.some(Boolean) || Boolean(one.limits?.length || one.approvals?.length);
 }
 
-function Line({ name, children }: { readonly name: string; readonly children: ComponentChildren }) {
+function Line({ name, children }: { name: string; children: ComponentChildren }) {
   return (
     <>
       <dt>{name}</dt>
@@ -19,7 +19,7 @@ function Line({ name, children }: { readonly name: string; readonly children: Co
   );
 }
 
-export function ReceiptOf({ node, isRoot }: { readonly node: RunNode; readonly isRoot: boolean }) {
+export function ReceiptOf({ node, isRoot }: { node: RunNode; isRoot: boolean }) {
   const { receipt } = node;
   if (receipt === null || !isOver(statusOf(node.status)) || !saysMore(receipt)) return null;
   const { calls = 0, failed = 0, children = 0, steps = 0 } = receipt;

@@ -56,7 +56,7 @@ function childrenIds(node: RunNode): string[] {
   return [...node.calls.values()].flatMap((call) => call.children);
 }
 
-export function Roster({ live, view }: { readonly live: LiveRun; readonly view: RunView }) {
+export function Roster({ live, view }: { live: LiveRun; view: RunView }) {
   void live.beat.value;
   const [filter, setFilter] = useState<Status | null>(null);
   const [top, setTop] = useState(0);
@@ -132,7 +132,7 @@ export function Roster({ live, view }: { readonly live: LiveRun; readonly view: 
   );
 }
 
-function Gap({ rows }: { readonly rows: number }) {
+function Gap({ rows }: { rows: number }) {
   return (
     <tr class="gap" aria-hidden="true" style={{ height: `${rows * ROW}px` }}>
       <td colSpan={8} />
@@ -141,10 +141,10 @@ function Gap({ rows }: { readonly rows: number }) {
 }
 
 function Chip(options: {
-  readonly status: Status | null;
-  readonly count: number;
-  readonly filter: Status | null;
-  readonly choose: (status: Status | null) => void;
+  status: Status | null;
+  count: number;
+  filter: Status | null;
+  choose: (status: Status | null) => void;
 }) {
   const { status, count, filter, choose } = options;
   return (

@@ -59,7 +59,7 @@ export function nameOf(node: RunNode): string {
   return `${node.agent}, ${runWord(node)}, ${spoken(elapsed(node))}`;
 }
 
-export function RunGlyph({ node }: { readonly node: RunNode }) {
+export function RunGlyph({ node }: { node: RunNode }) {
   return <Glyph status={node.wait === null ? statusOf(node.status) : "retrying"} />;
 }
 
@@ -104,7 +104,10 @@ export function Body({ live, view, depth, before = NOTHING, isRoot }: BodyProps)
       leave();
     };
   }, [live, node.runId]);
-  const items = itemsOf(node, before).filter(
+  // Of a large tree the pieces of text do not come, but the last words do.
+  const tail = isOver(statusOf(node.status)) ? "" : view.tail.value;
+  const shown = tail ? { ...node, open: null } : node;
+  const items = itemsOf(shown, before).filter(
     (item) => isRoot || item.kind !== "user" || item.key !== firstKey(node),
   );
   const children = [...node.calls.values()].reduce((sum, call) => sum + call.children.length, 0);
@@ -133,10 +136,7 @@ export function Body({ live, view, depth, before = NOTHING, isRoot }: BodyProps)
         );
       })}
       {isOver(statusOf(node.status)) && node.error !== null && isRoot && <Failure node={node} />}
-      {live.isLarge.value &&
-        node.open === null &&
-        !isOver(statusOf(node.status)) &&
-        view.tail.value && <Prose text={`… ${view.tail.value}`} isOpen />}
+      {tail && <Prose text={`… ${tail}`} isOpen />}
       <ReceiptOf node={node} isRoot={isRoot} />
     </>
   );
@@ -227,7 +227,7 @@ function CallCards(options: { call: CallNode; live: LiveRun; depth: number; sibl
   );
 }
 
-function Failure({ node }: { readonly node: RunNode }) {
+function Failure({ node }: { node: RunNode }) {
   const reason = firstLine(node.error ?? "");
   const status = statusOf(node.status);
   if (status === "completed" || status === "cancelled") return null;
@@ -307,7 +307,7 @@ export function Card({ live, runId, call, depth, siblings }: CardProps) {
 }
 
 /** The number of open questions below a card. */
-function Below({ view }: { readonly view: RunView }) {
+function Below({ view }: { view: RunView }) {
   const { waiting } = view.sum.value;
   if (waiting === 0) return null;
   return (
@@ -319,7 +319,7 @@ function Below({ view }: { readonly view: RunView }) {
   );
 }
 
-function Numbers({ view }: { readonly view: RunView }) {
+function Numbers({ view }: { view: RunView }) {
   const usage = view.sum.value.usage;
   return (
     <span class="nums">
@@ -386,6 +386,11 @@ function Now(options: { live: LiveRun; view: RunView; call: CallNode; hasWords: 
       <span class="cut said" dir="auto" data-part={isText ? "text" : undefined}>
         {text}
       </span>
+      {!isText && !hasWords && (
+        <span class="say said" data-part="text">
+          {prose(lastLine(tailFor(view)).slice(-400))}
+        </span>
+      )}
       {share != null && (
         <>
           <Meter share={share} />
@@ -397,7 +402,7 @@ function Now(options: { live: LiveRun; view: RunView; call: CallNode; hasWords: 
   );
 }
 
-function Acts({ live, node }: { readonly live: LiveRun; readonly node: RunNode }) {
+function Acts({ live, node }: { live: LiveRun; node: RunNode }) {
   const place = { live, runId: node.runId };
   const isDone = isOver(statusOf(node.status));
   return (
@@ -443,7 +448,7 @@ function hasPeek(view: RunView, isOpen: boolean, siblings: number): boolean {
   return !isOpen && siblings <= MOST_PEEKS && isRunning && tailFor(view) !== "";
 }
 
-function Peek({ view }: { readonly view: RunView }) {
+function Peek({ view }: { view: RunView }) {
   const node = view.node.value;
   return (
     <div class="peek">
@@ -458,11 +463,11 @@ function Peek({ view }: { readonly view: RunView }) {
 // --- root
 
 export function UserTurn(options: {
-  readonly live: LiveRun;
-  readonly text: string;
-  readonly messageId: string;
-  readonly isRoot: boolean;
-  readonly at: number | null;
+  live: LiveRun;
+  text: string;
+  messageId: string;
+  isRoot: boolean;
+  at: number | null;
 }) {
   const { live, text, messageId, isRoot, at } = options;
   return (
@@ -573,17 +578,16 @@ function openingOf(node: RunNode, before: ReadonlySet<string>): Opening[] {
 }
 
 /** A run that waits for the one before it. */
-function Queued({ live }: { readonly live: LiveRun }) {
+function Queued({ live }: { live: LiveRun }) {
   const status = statusOf(live.listed.value);
-  const input = useSignal<{ id: string; text: string } | null>(null);
+  const input = useSignal("");
   useEffect(() => {
     void inputOf(live.runId).then((found) => (input.value = found));
   }, [live.runId]);
-  const said = input.value;
   return (
     <>
-      {said !== null && (
-        <UserTurn live={live} text={said.text} messageId="" isRoot={false} at={live.startedAt} />
+      {input.value && (
+        <UserTurn live={live} text={input.value} messageId="" isRoot={false} at={live.startedAt} />
       )}
       <section
         class="turn root"

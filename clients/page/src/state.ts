@@ -1,21 +1,21 @@
 /** The threads of the user, and the thread that the page shows. */
 
 import { computed, effect, signal } from "@preact/signals";
-import type { Event, Question, RunShape, SnapshotShape, ThreadShape } from "retinue-client";
+import type {
+  AgentShape,
+  Event,
+  OneRun,
+  Question,
+  RunShape,
+  SnapshotShape,
+  ThreadShape,
+} from "retinue-client";
 import { ApiError, get, list, post, segment, user } from "./api.ts";
 import { LiveRun } from "./live.ts";
 import { address, open, route } from "./route.ts";
 import * as socket from "./socket.ts";
 
-/** An agent that the page may start. */
-export interface Served {
-  readonly name: string;
-  readonly description: string;
-  readonly model: string | null;
-  readonly served?: boolean;
-}
-
-export const agents = signal<readonly Served[]>([]);
+export const agents = signal<readonly AgentShape[]>([]);
 
 // --- the list of threads
 
@@ -66,7 +66,7 @@ export class Conversation {
   readonly newest = computed(() => this.runs.value.at(-1));
   private oldest: string | null = null;
   private closed = false;
-  private readonly stops = new Map<LiveRun, () => void>();
+  private readonly stops = new Map<string, () => void>();
 
   constructor(readonly threadId: string) {}
 
@@ -158,7 +158,7 @@ export class Conversation {
       stop();
       if (!run.ended) queueMicrotask(() => void this.reload(run));
     });
-    this.stops.set(run, stop);
+    this.stops.set(run.runId, stop);
   }
 
   /** Follow the last words of the runs in view, instead of all words. */
@@ -168,24 +168,26 @@ export class Conversation {
       [...run.inView.keys()]
         .flatMap((id) => run.tree.runs.get(id)?.ns.join("|") || [])
         .slice(0, 200);
-    let sent = "";
     socket.subscribe(name, {
       request: () => ({ run_id: run.runId, roster: true, window: inView() }),
       receive: (message) => {
         const roster = message["roster"] as
           { rows: { run_id: string; tail?: string }[] } | undefined;
         if (roster !== undefined) run.hear(roster.rows);
-        const window = inView();
-        if (sent !== (sent = window.join())) socket.send({ watch: name, window });
       },
     });
+    const stop = effect(() => {
+      if (run.viewed.value > 0) socket.send({ watch: name, window: inView() });
+    });
+    this.stops.set(name, stop);
   }
 
   private leave(run: LiveRun): void {
-    this.stops.get(run)?.();
-    this.stops.delete(run);
-    socket.unsubscribe(run.runId);
-    socket.unsubscribe(`${run.runId}/roster`);
+    for (const name of [run.runId, `${run.runId}/roster`]) {
+      this.stops.get(name)?.();
+      this.stops.delete(name);
+      socket.unsubscribe(name);
+    }
   }
 
   /** Start again from the snapshot: a tree has become large or small, or its log was pruned. */
@@ -206,14 +208,10 @@ export class Conversation {
   }
 }
 
-/** Return the input of a run that waits in the queue of its thread. */
-export async function inputOf(runId: string): Promise<{ id: string; text: string } | null> {
-  const threadId = conversation.value?.threadId;
-  if (threadId === undefined) return null;
-  const path = `api/v1/threads/${segment(threadId)}/messages?limit=1000`;
-  const messages = await list<{ id: string | null; text: string }>(path).catch(() => []);
-  const found = messages.find((one) => one.id?.startsWith(`${runId}-m`));
-  return found === undefined ? null : { id: found.id ?? "", text: found.text };
+/** Return what a run is to do that waits in the queue of its thread. */
+export async function inputOf(runId: string): Promise<string> {
+  const run = await get<OneRun>(`api/v1/runs/${segment(runId)}`).catch(() => null);
+  return (run?.input ?? []).map((message) => message.text).join("\n");
 }
 
 export const conversation = signal<Conversation | null>(null);
@@ -297,8 +295,7 @@ effect(() => {
     },
   });
   socket.connect();
-  void list<Served>("api/v1/agents").then((found) => {
-    const served = found.filter((one) => one.served !== false);
-    agents.value = served;
+  void list<AgentShape>("api/v1/agents").then((found) => {
+    agents.value = found.filter((one) => one.served);
   });
 });

@@ -42,7 +42,7 @@ export function TasksTab() {
   );
 }
 
-function Task({ live, task }: { readonly live: LiveRun; readonly task: TaskNode }) {
+function Task({ live, task }: { live: LiveRun; task: TaskNode }) {
   void live.beat.value;
   const parent = live.tree.runs.get(task.runId ?? "");
   const call = parent?.calls.get(task.callId);
@@ -102,7 +102,7 @@ function costsOf(live: LiveRun): Cost[] {
   return found;
 }
 
-function Costs({ runs }: { readonly runs: readonly LiveRun[] }) {
+function Costs({ runs }: { runs: readonly LiveRun[] }) {
   const live = runs.at(-1);
   if (live === undefined || !live.begun.value) return null;
   void live.beat.value;

@@ -109,7 +109,7 @@ export function Threads() {
   );
 }
 
-function Thread({ thread }: { readonly thread: ThreadShape }) {
+function Thread({ thread }: { thread: ThreadShape }) {
   const status = thread.questions > 0 ? "waiting" : statusOf(thread.status);
   const isShown = conversation.value?.threadId === thread.thread_id;
   return (

@@ -263,7 +263,7 @@ export function TimelineTab() {
   return <Timeline live={live} />;
 }
 
-function Timeline({ live }: { readonly live: LiveRun }) {
+function Timeline({ live }: { live: LiveRun }) {
   void live.beat.value;
   const canvas = useRef<HTMLCanvasElement>(null);
   const bars = barsOf(live);
@@ -309,7 +309,7 @@ function Key() {
   );
 }
 
-function Table({ bars }: { readonly bars: readonly Bar[] }) {
+function Table({ bars }: { bars: Bar[] }) {
   const first = Math.min(...bars.map((bar) => bar.node.startedAt ?? bar.node.at));
   return (
     <div class="say">
@@ -331,7 +331,7 @@ function Table({ bars }: { readonly bars: readonly Bar[] }) {
 }
 
 /** What there is to know of the chosen run, and what can be done with it. */
-function Facts({ live }: { readonly live: LiveRun }) {
+function Facts({ live }: { live: LiveRun }) {
   const place = page.chosen.value ?? page.focus.value?.place ?? { live, runId: live.root!.runId };
   const view = place.live.view(place.runId);
   if (view === undefined) return null;
