@@ -23,6 +23,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/runtime/live.py": "one state machine: the legs of a run, their ends, and how the run is left",
     "src/retinue/runtime/runtime.py": "the public class; most of it is signatures and what they mean",
     "src/retinue/runtime/runs.py": "one subject: the root runs of a runtime, started, asked and read",
+    "src/retinue/testing/durable.py": "one contract: the checks of a durable store",
     "src/retinue/loop/execution.py": "one subject: a run that executes here, from its set-up to its end",
     "src/retinue/backends/local.py": "one subject: a child in this process, found again, started, run and ended",
     "src/retinue/log/fold.py": "one fold: a function for each kind of row",

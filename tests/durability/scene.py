@@ -33,6 +33,9 @@ ROOT = Path(__file__).parents[2]
 PLAY = "import sys; from tests.durability.scene import play; play(*sys.argv[1:])"
 """A program that plays a scene."""
 
+TELL_OF_DEATHS = ("interrupted", "worker_lost")
+"""The codes of events that are there only because a process died."""
+
 
 class Spot:
     """Where a scene is played, and at which of its points the process dies."""
@@ -164,7 +167,7 @@ class Played(Struct):
 
     def kinds(self, ns: tuple[str, ...] = ()) -> list[str]:
         """What happened to one run; that an answer was lost and asked for again is left out."""
-        return [event.kind for event in self.of(ns) if getattr(event, "code", None) != "interrupted"]
+        return [event.kind for event in self.of(ns) if getattr(event, "code", None) not in TELL_OF_DEATHS]
 
     def places(self) -> list[tuple[str, ...]]:
         return list(dict.fromkeys([event.ns for event in self.events]))
@@ -184,7 +187,7 @@ class Played(Struct):
 @asynccontextmanager
 async def recovering(spot: Spot, play: Play, **options: Any) -> AsyncIterator[Runtime]:
     """A runtime with the agents of a scene, on the store that a dead process left."""
-    async with Runtime.open(spot.url, play(spot).agents, clock=spot.clock, **options) as runtime:
+    async with Runtime.open(spot.url, play(spot).agents, clock=spot.clock, max_takeovers=1000, **options) as runtime:
         yield runtime
 
 
@@ -218,7 +221,7 @@ async def seen(spot: Spot, runtime: Runtime) -> Played:
 async def undisturbed(spot: Spot, play: Play) -> Played:
     """The same scene, with nobody dying."""
     scene = play(spot)
-    async with Runtime.open(spot.url, scene.agents, clock=spot.clock) as runtime:
+    async with Runtime.open(spot.url, scene.agents, clock=spot.clock, max_takeovers=1000) as runtime:
         await start(spot, runtime, scene)
         return await seen(spot, runtime)
 
@@ -324,7 +327,7 @@ async def main(folder: Path, where: str, die: str) -> None:
     play: Play = getattr(import_module(module), name)
     spot = Spot(folder, die)
     scene = play(spot)
-    async with Runtime.open(spot.url, scene.agents, clock=spot.clock) as runtime:
+    async with Runtime.open(spot.url, scene.agents, clock=spot.clock, max_takeovers=1000) as runtime:
         known = folder / "run_id"
         if scene.crowd:
             await crowd(spot, runtime, scene, scene.crowd)

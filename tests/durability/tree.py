@@ -261,7 +261,7 @@ async def main(folder: Path, url: str, pause: float, role: str, lease: float, sa
     os.makedirs(folder / "ws", exist_ok=True)
     place, engine = Place(folder, pause), os.environ.get("PLUG_ENGINE")
     known = agents(place) if engine is None or role == "worker" else []
-    async with Runtime.open(url, known, lease=lease, on_close="leave", engine=engine) as runtime:
+    async with Runtime.open(url, known, lease=lease, on_close="leave", engine=engine, max_takeovers=1000) as runtime:
         if role == "worker":
             await work(runtime)
         elif role == "node":

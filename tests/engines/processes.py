@@ -55,7 +55,20 @@ async def start_worker(
     env = dict(os.environ)
     if folder is not None:
         env["CREW_FOLDER"] = str(folder)
-    command = [PYTHON, "-m", "retinue", "worker", target, "--db", url, "--engine", engine, *options]
+    command = [
+        PYTHON,
+        "-m",
+        "retinue",
+        "worker",
+        target,
+        "--db",
+        url,
+        "--engine",
+        engine,
+        "--max-takeovers",
+        "1000",
+        *options,
+    ]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=env, cwd=ROOT)
     worker = WorkerProcess(process)
     try:

@@ -114,13 +114,37 @@ async def test_a_higher_priority_comes_first(store: SqlStore) -> None:
     assert await drain(store) == ["high", "plain", "low"]
 
 
-async def test_what_was_begun_comes_before_what_was_not(store: SqlStore) -> None:
-    await begin(store, "lost")
-    (leg,) = await claim(store)
-    await begin(store, "new", priority=100)
-    assert leg.epoch == 1
+async def test_what_was_handed_over_comes_first_and_what_was_lost_waits_its_turn(store: SqlStore) -> None:
+    for name in ("left", "lost"):
+        await begin(store, name)
+    for leg in await claim(store, 2):
+        assert leg.epoch == 1
+        if leg.log_id == "left":
+            await store.write(LogBatch(log_id="left", epoch=1, released=True))
+    await begin(store, "new")
+    await begin(store, "high", priority=100)
     await Legs(store).release_lost([HERE], [])
-    assert await drain(store) == ["lost", "new"]
+    assert await drain(store) == ["left", "high", "new", "lost"]
+
+
+async def test_a_leg_that_was_lost_twice_waits_and_is_claimed_alone(store: SqlStore) -> None:
+    await begin(store, "lost")
+    for epoch in (1, 2):
+        (leg,) = await claim(store)
+        assert leg.epoch == epoch
+        await Legs(store).release_lost([HERE], [])
+    assert await Legs(store).claim("default", ["agent"], HERE, LONG, 1, suspects=True) == [], "its pause is not over"
+    await until_due(store, "lost")
+    assert await claim(store) == []
+    (leg,) = await Legs(store).claim("default", ["agent"], HERE, LONG, 1, suspects=True)
+    assert (leg.log_id, leg.epoch) == ("lost", 3)
+    assert [(run.identity.run_id, run.lost) for run in await store.list_runs()] == [("lost", 2)]
+
+
+async def until_due(store: SqlStore, log_id: str) -> None:
+    """Let the pause of a leg be over."""
+    await store.database.change("UPDATE logs SET due_at = wall_seconds() WHERE log_id = ?", log_id, key=log_id)
+    await Legs(store).end_delays()
 
 
 async def test_delays_that_end_together_take_turns(store: SqlStore) -> None:

@@ -107,7 +107,7 @@ FAULTS = {
     "check_a_batch_that_is_tried_again_is_written_once": ("AND NOT EXISTS (", "AND 1 = 1 OR NOT EXISTS ("),
     "check_an_end_that_is_tried_again_is_recognised": ("SELECT epoch, owner, ended", "SELECT epoch + 1, owner, ended"),
     "check_a_run_that_has_ended_is_not_changed": ("WHERE runs.ended_at IS NULL", ""),
-    "check_a_background_child_is_found_by_its_own_id": ("run_id, log_id FROM runs", "run_id, run_id FROM runs"),
+    "check_a_background_child_is_found_by_its_own_id": ("runs.log_id FROM runs", "runs.run_id FROM runs"),
     "check_a_log_is_claimed_only_when_it_may_be": ("ended = 0 AND (owner IS NULL", "(owner IS NULL"),
     "check_one_of_two_claims_wins": ("owner IS NULL OR", "1 = 1 OR"),
     "check_one_of_two_runs_gets_the_thread": ("COALESCE(threads.holder,", "COALESCE(NULL,"),

@@ -106,6 +106,7 @@ export interface RunShape {
   readonly ended_at: string | null;
   readonly error: string | null;
   readonly log_id: string;
+  readonly lost: number;
   readonly orphaned: boolean;
   readonly parent_run_id: string | null;
   readonly response: string | null;

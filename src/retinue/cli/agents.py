@@ -19,6 +19,7 @@ import msgspec
 from ..core.agents import Agent
 from ..core.errors import ConfigurationError, FilesystemError, PathError
 from ..core.model import Model
+from ..core.probation import MAX_TAKEOVERS
 from ..core.runs import Limits, limits_of_run
 from ..core.stores import Store
 from ..core.tools import Tool
@@ -218,6 +219,7 @@ def load_runtime(
     is_chosen: bool = False,
     engine: str | None = None,
     lease: float = LEASE,
+    max_takeovers: int = MAX_TAKEOVERS,
 ) -> Runtime:
     """Return the runtime that `module:attribute` names, on a database.
 
@@ -244,7 +246,7 @@ def load_runtime(
     if isinstance(found, Runtime):
         return found
     agents = _agents_in(found, f"{how} {target}")
-    return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease)
+    return runtime_on(agents, open_store(url), serves=serves, engine=engine, lease=lease, max_takeovers=max_takeovers)
 
 
 def _agents_in(found: Any, where: str) -> list[Agent]:
@@ -261,11 +263,25 @@ def _agents_in(found: Any, where: str) -> list[Agent]:
 
 
 def runtime_on(
-    agents: Iterable[Agent], store: Store, *, serves: bool, engine: str | None = None, lease: float = LEASE
+    agents: Iterable[Agent],
+    store: Store,
+    *,
+    serves: bool,
+    engine: str | None = None,
+    lease: float = LEASE,
+    max_takeovers: int = MAX_TAKEOVERS,
 ) -> Runtime:
     """Return a runtime. One that serves recovers interrupted runs, and leaves its own to the next process."""
     on_close = "leave" if serves and isinstance(store, SqlStore) else "cancel"
-    return Runtime(agents, store=store, recover=serves, on_close=on_close, engine=engine, lease=lease)
+    return Runtime(
+        agents,
+        store=store,
+        recover=serves,
+        on_close=on_close,
+        engine=engine,
+        lease=lease,
+        max_takeovers=max_takeovers,
+    )
 
 
 async def workspace_runtime(

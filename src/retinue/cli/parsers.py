@@ -146,8 +146,8 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
-    f"--tls-cert --tls-key --rate --max-streams --grace --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
-    "worker": f"target --db --engine --queues --slots --lease --grace --metrics {_CONSENT} --model",
+    f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
+    "worker": f"target --db --engine --queues --slots --lease --max-takeovers --grace --metrics {_CONSENT} --model",
     "queues": "--db",
     "tokens add": "user --scopes --shared-files --db",
     "tokens list": "--db",
@@ -380,6 +380,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--limit": _value("N", "at most N (default: 50)", type=count_from_1, default=50),
     "--listen-fd": {"type": count_from_0, "help": argparse.SUPPRESS},
     "--max-steps": _value("N", "stop after so many model calls", type=count_from_1),
+    "--max-takeovers": _value(
+        "N",
+        "give a run up whose process has died more often than this, each time without progress (default: 5)",
+        type=count_from_0,
+        default=5,
+    ),
     "--max-streams": _value("N", "open streams for each user", type=count_from_1),
     "--message": _value("TEXT", "why; the model reads it"),
     "--metrics": _value("HOST:PORT", "serve figures for Prometheus there"),

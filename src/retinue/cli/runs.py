@@ -11,7 +11,7 @@ from ..wire.resources import run_json
 from .database import database_url, find_run, follow_events, open_database, owned_logs, stored_events
 from .outline import ShownTree, event_line, gist, tree_json, tree_lines, waiting_lines
 from .parsers import COMPLETED
-from .text import clean, complain, duration, moment, print_fields, print_json, table
+from .text import clean, complain, count, duration, moment, print_fields, print_json, table
 from .view import JsonView
 
 
@@ -37,12 +37,19 @@ async def list_runs(args: argparse.Namespace) -> int:
             identity, started = record.identity, moment(record.started_at)
             said = "no process works on it now" if run_id in orphaned else gist(record)
             took = _took(record, ends.get(run_id))
-            rows.append((run_id, record.status, identity.agent, identity.thread_id, started, took, said))
+            rows.append((run_id, _status(record), identity.agent, identity.thread_id, started, took, said))
         print("\n".join(table(rows)))
     else:
         is_filtered = any(wanted is not None for wanted in (args.thread, args.user, args.status))
         complain(f"{place} has no such runs" if is_filtered else f"{place} has no runs yet")
     return COMPLETED
+
+
+def _status(record: RunRecord) -> str:
+    """Return the status of a run, with how often its process died if it has not ended."""
+    return (
+        record.status if not record.lost or record.has_ended else f"{record.status}, lost {count(record.lost, 'time')}"
+    )
 
 
 def _took(record: RunRecord, ended_at: float | None) -> str:
@@ -67,6 +74,8 @@ async def show_run(args: argparse.Namespace) -> int:
         print_json({**run_json(record, ended_at, orphaned=is_orphaned), "tree": shown})
     else:
         _print_run(record, tree, ended_at)
+    if record.lost and not record.has_ended:
+        complain(f"the process that worked on it died {count(record.lost, 'time')} since it last made progress")
     if is_free and is_placed:
         complain("it waits for a worker; see: retinue queues")
     if is_orphaned:

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.concurrency import wait_for_first
+from ..core.concurrency import Backoff, wait_for_first
 from ..core.errors import ConfigurationError
 from ..log.ownership import LEASE
 from ..runtime import Runtime
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 READY = "\x16ready"
 """The line by which a worker reports that it listens."""
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between two attempts to replace a worker."""
 
 
 class Workers:
@@ -69,8 +73,8 @@ class Workers:
                 announce()
             while not stopping.done():
                 await asyncio.wait({stopping, *self._processes}, return_when=asyncio.FIRST_COMPLETED)
-                if not stopping.done() and not await self._replace(stopping):
-                    return FAILED
+                if not stopping.done():
+                    await self._replace(stopping)
             return COMPLETED
         finally:
             stopping.cancel()
@@ -99,14 +103,15 @@ class Workers:
             return ended.result() if ended.result() > 0 else FAILED
         return None
 
-    async def _replace(self, stopping: asyncio.Task[None]) -> bool:
-        """Start a worker for each that has ended; return False if one could not be started."""
+    async def _replace(self, stopping: asyncio.Task[None]) -> None:
+        """Start a worker for each that has ended, again and again until it listens: others may be at work."""
         for task in [task for task in self._processes if task.done()]:
             del self._processes[task]
             complain(f"a worker ended with exit code {task.result()}: another takes its place")
-            if await self._start(stopping) is not None:
-                return False
-        return True
+            backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+            while not stopping.done() and (code := await self._start(stopping)) is not None:
+                complain(f"a worker ended with exit code {code} before it listened: another is started")
+                await wait_for_first(asyncio.shield(stopping), seconds=backoff.next())
 
     async def _stop(self) -> None:
         self._listener.close()
@@ -270,16 +275,19 @@ def _read_secret(path: str, what: str) -> bytes:
 def make_runtime(args: argparse.Namespace) -> Runtime:
     """Return the runtime of TARGET. Runs at work are left to the next process when this one ends."""
     url = optional_url(args) or _MEMORY
-    lease: float = getattr(args, "lease", LEASE)
+    options: Any = {
+        "serves": True,
+        "engine": args.engine,
+        "lease": getattr(args, "lease", LEASE),
+        "max_takeovers": args.max_takeovers,
+    }
     if not Path(args.target).is_dir() and re.match(r"[A-Za-z_][\w.]*:", args.target):
         chosen = args.db is not None
-        return load_runtime(
-            args.target, url, how="TARGET", serves=True, is_chosen=chosen, engine=args.engine, lease=lease
-        )
+        return load_runtime(args.target, url, how="TARGET", is_chosen=chosen, **options)
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
     harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
-    return runtime_on([harness], store, serves=True, engine=args.engine, lease=lease)
+    return runtime_on([harness], store, **options)
 
 
 def warn_of_target(args: argparse.Namespace, runtime: Runtime) -> None:
@@ -339,7 +347,7 @@ class _Server(NamedTuple):
             logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not what is no HTTP
         key = None if args.a2a_key is None else _read_secret(args.a2a_key, "key")
         with as_misuse():
-            await self.runtime.__aenter__()
+            await self.runtime._enter_first()  # pyright: ignore[reportPrivateUsage]  # not for callers
         try:
             app = create_app(
                 self.runtime,
@@ -353,9 +361,14 @@ class _Server(NamedTuple):
                 shared_files=args.shared_files,
             )
             async with self._grpc(app):
-                await serve_app(app, self.listener, wait(), self.announce, args.grace, self.tls)
+                await serve_app(app, self.listener, wait(), self._begin, args.grace, self.tls)
         finally:
             await self.runtime.close(args.grace)
+
+    def _begin(self) -> None:
+        """Announce the server, which listens now, and then continue interrupted runs: one of them may end this process."""
+        self.announce()
+        self.runtime._recover()  # pyright: ignore[reportPrivateUsage]  # not for callers
 
     def _auth(self) -> Auth:
         from ..server import NoAuth, OneToken, ProxyHeader, StoredTokens

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from .probation import Probation
 from .stores import DurableStore, Placement, RunRecord
 
 DEFAULT_QUEUE = "default"
@@ -154,6 +155,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """Returns where a leg that it works on stands, by log."""
     begin: Callable[[NewRun], Awaitable[None]] | None = None
     """Stores a run, if it is not stored yet."""
+    probation: Probation = field(default_factory=Probation)
+    """Says how many legs may begin while workers die."""
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from .events import Event
 from .messages import Message, Role
+from .probation import Losses
 from .rows import LogRow
 from .runs import RunIdentity, RunResult, RunStatus, Usage
 from .state import PersistedState
@@ -103,6 +104,8 @@ class RunRecord(Struct, kw_only=True, gc=False):
     """True if it waits for its thread."""
     log_id: str = ""
     """The log it is in: its own id if it is a root."""
+    lost: int = 0
+    """How often a process died that worked on it, since it last made progress."""
     title: str = ""
     """Of a new root run: the title for its thread, if that has none."""
     summary: LogSummary = LogSummary()
@@ -154,6 +157,8 @@ class LogBatch(Struct, kw_only=True):
     threads: Sequence[ThreadUpdate] = ()
     summary: SummaryUpdate | None = None
     replies: Sequence[Reply] = ()
+    losses: Losses | None = None
+    """What the owner has found of the deaths before it. The epoch in it is not written."""
     left: Sequence[str] = ()
     """Held threads to release: no child of the log needs them any more."""
     released: bool = False
@@ -174,6 +179,7 @@ class StoredLog(Struct, kw_only=True):
     ended: bool = False
     thinned: bool = False
     """True if retention has dropped private parts: the log can be read but not folded."""
+    losses: Losses = Losses()
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -202,6 +208,8 @@ class OpenLog(Struct, frozen=True):
     """True if the lease has expired; None if it was measured by a clock that cannot be compared with ours."""
     engine: str | None = None
     """The engine that schedules it: only its workers claim it."""
+    lost: int = 0
+    """How often its owners died before the present one, since it last made progress."""
 
 
 class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -443,7 +451,12 @@ class DurableStore(Store, EventStore, Protocol):
         """Become the owner of a log and return the new epoch; None if that is not possible.
 
         The log must not have ended. It must have no owner, an expired lease, or `gone` as its owner (and, with `seen`, a
-        lease that still ends then)."""
+        lease that still ends then). If it had another owner, that owner has died: the claim counts it in the log's
+        `Losses`, and among the deaths."""
+        ...
+
+    async def deaths(self, seconds: float) -> dict[str, float]:
+        """Return the owners that died with a log within so many seconds, each with the seconds since that was found."""
         ...
 
     async def owner_of(self, log_id: str) -> str | None: ...

@@ -10,6 +10,7 @@ from typing import cast
 from ..core.concurrency import Backoff, Jobs, helpers, keep_doing, wait_for_first
 from ..core.engine import DoLeg, Leg, WorkerInfo
 from ..core.errors import OwnershipLost, RetinueError
+from ..core.probation import RECENT
 from ..core.processes import has_process_ended
 from ..core.stores import LEGS, DurableStore, Placement
 from ..storage.legs import Legs, Workers
@@ -93,24 +94,40 @@ class _Claims:
 
     async def _claim(self) -> int:
         """Claim as many legs as there are free slots, from each queue in turn; return how many there were."""
-        worker, queues = self._worker, self._worker.queues
         self._turn += 1
-        count = 0
-        for place in range(len(queues)):
-            if not (free := self._slots.reserve()):
+        count, queues, probation = 0, self._worker.queues, self._worker.probation
+        in_turn = [queues[(self._turn + place) % len(queues)] for place in range(len(queues))]
+        for queue in in_turn:
+            if not (free := min(self._slots.reserve(), probation.places())):
+                self._slots.take()
                 return 0  # woken when one is free
-            queue = queues[(self._turn + place) % len(queues)]
-            left, self._left = self._left, []
-            legs = list[Leg]()
-            try:
-                legs = await self._legs.claim(queue, worker.agents, worker.owner, worker.lease, free, left)
-            finally:
-                self._slots.take(*[leg.log_id for leg in legs])
-            for leg in legs:
-                self._at_work.add(leg.log_id)
-                self._jobs.start(self._do(leg), name=f"leg {leg.log_id}")
-                count += 1
+            count += await self._claim_from(queue, free)
+        for queue in in_turn if not count else ():
+            if self._slots.reserve() and probation.has_place_for_suspect():
+                count += await self._claim_from(queue, 1, suspects=True)
+            else:
+                self._slots.take()
         return count
+
+    async def _claim_from(self, queue: str, most: int, *, suspects: bool = False) -> int:
+        """Claim legs of a queue, for which slots are reserved, and begin to work on them."""
+        worker, probation = self._worker, self._worker.probation
+        left, self._left = self._left, []
+        legs = list[Leg]()
+        try:
+            legs = await self._legs.claim(
+                *(queue, worker.agents, worker.owner, worker.lease, most, left),
+                suspects=suspects,
+                suspect_from=probation.suspect_from,
+            )
+        finally:
+            self._slots.take(*[leg.log_id for leg in legs])
+        for leg in legs:
+            if suspects or probation.is_strict:
+                probation.reserve(leg.log_id)
+            self._at_work.add(leg.log_id)
+            self._jobs.start(self._do(leg), name=f"leg {leg.log_id}")
+        return len(legs)
 
     async def _do(self, leg: Leg) -> None:
         try:
@@ -125,6 +142,7 @@ class _Claims:
             except RetinueError as problem:
                 _log.error("run %s: %s", leg.log_id, problem)
         finally:
+            self._worker.probation.leave(leg.log_id)
             self._at_work.discard(leg.log_id)
             self._slots.release(leg.log_id)
             self._wake.set()
@@ -151,6 +169,7 @@ class _Claims:
             await self._legs.find_unscheduled()
         if await self._legs.release_lost(gone, sorted(strays)):
             _log.warning("legs of workers that are gone can be taken over")
+        self._worker.probation.note_deaths(await self._store.deaths(RECENT))
         for owner in gone:
             await self._workers.leave(owner)
         await self._legs.end_delays()

@@ -34,7 +34,7 @@ from ..core.events import (
 from ..core.processes import boot_seconds
 from ..core.rows import LogRow, Private
 from ..core.runs import RunIdentity, RunResult
-from ..core.stores import DurableStore, LogBatch, Reply, RunRecord, SummaryUpdate, ThreadUpdate
+from ..core.stores import DurableStore, LogBatch, Losses, Reply, RunRecord, SummaryUpdate, ThreadUpdate
 from .ask import Wanted
 from .call_ids import as_local
 from .fold import CHANGES, fold_event, fold_private
@@ -606,6 +606,7 @@ class LogWriter:
         runs: Sequence[RunRecord] = (),
         threads: Sequence[ThreadUpdate] = (),
         replies: Sequence[Reply] = (),
+        losses: Losses | None = None,
         left: Sequence[str] = (),
         released: bool = False,
         ended: bool = False,
@@ -615,6 +616,7 @@ class LogWriter:
         extra = self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
+        extra.losses = losses or extra.losses
         extra.released |= released
         extra.ended |= ended
         extra.rests |= rests

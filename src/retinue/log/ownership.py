@@ -150,10 +150,23 @@ class Owner:
         return found
 
     def keep_recovering(
-        self, recover: Callable[[], Awaitable[object]], recover_left: Callable[[], Awaitable[object]]
+        self,
+        recover: Callable[[], Awaitable[object]],
+        recover_left: Callable[[], Awaitable[object]],
+        pause: Callable[[], float],
     ) -> None:
-        """Continue runs whose owners are gone, from time to time, and runs whose owners have left them, at once."""
-        looking = keep_doing(recover, self.lease / 2, "looking for interrupted runs")
+        """Continue runs whose owners are gone, from time to time, and runs whose owners have left them, at once.
+
+        `pause` returns the seconds after which `recover` is due at the latest.
+        """
+
+        async def look() -> None:
+            await asyncio.sleep(min(pause(), self.lease / 2))
+            await recover()
+
+        if self._recovering:
+            return
+        looking = keep_doing(look, 0.0, "looking for interrupted runs")
         watching = self._when_left(recover_left)
         self._recovering = [asyncio.create_task(work, name="retinue-recovery") for work in (looking, watching)]
 

@@ -341,6 +341,7 @@ async def execute_run(
     if resumed:
         try:
             await continue_tasks(x)
+            x.stop_if_cancelled()
         except asyncio.CancelledError:
             return _stop_cancelled(x)
     left = time_left(x.log.tree, x.state, x.now()) if at_time_limit is not None and x.is_limited else None

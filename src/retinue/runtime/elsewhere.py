@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -28,16 +30,18 @@ from ..core.errors import (
     UnknownAgent,
     UnknownRun,
 )
-from ..core.events import RunStarted, ToolCallResumed
+from ..core.events import ErrorRaised, RunStarted, ToolCallResumed
+from ..core.probation import EPISODE, RECENT, SUSPECT, is_given_up, judge, pause_after
+from ..core.results import ToolCallStatus
 from ..core.rows import Private, StoredRequest
-from ..core.runs import RunIdentity, RunResult
-from ..core.stores import OpenLog, RunFacts, RunRecord, StoredLog, Wish
+from ..core.runs import RunIdentity, RunResult, RunStatus
+from ..core.stores import Losses, OpenLog, RunFacts, RunRecord, StoredLog, Wish
 from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, decode_reply, make_wish, read_cancel
 from ..log.fold import fold_all
 from ..log.owned import LogWriter
 from ..log.ownership import Owner, is_gone
 from ..log.state import LogState, RunState
-from .live import LiveRun
+from .live import WORKER_LOST, LiveRun
 from .stored_start import NoModel, StoredStart, decode_start, restored
 
 if TYPE_CHECKING:
@@ -52,6 +56,20 @@ LATER = 2.0
 LOOK_EVERY = 1.0
 TOGETHER = 50
 """Runs that are taken over at once."""
+_SOON = 0.25
+"""Seconds until the next look at runs that wait for their turn."""
+
+
+def _at_work(tree: LogState) -> str:
+    """Return the calls that were at work in a log, with the names of their tools, or that a model was called."""
+    calls = [
+        f"call {call.call.id!r} of tool {call.call.name!r} was at work"
+        for run in tree.runs.values()
+        if run.status is RunStatus.RUNNING
+        for call in run.open()
+        if call.status is ToolCallStatus.RUNNING and not call.children
+    ]
+    return ", ".join(calls[:3]) or "no call was at work"
 
 
 class Elsewhere:
@@ -59,18 +77,63 @@ class Elsewhere:
 
     def __init__(self, runs: LocalRuns, owner: Owner) -> None:
         self._runs, self.owner, self._store = runs, owner, owner.store
+        self._has_looked = False
+        """True if the orphaned logs were looked at once."""
+        self._waiting: dict[str, float] = {}
+        """Logs whose owners have died and that wait for their turn, each with the time since when it is known."""
         self._left_alone: set[str] = set()
         """Runs that cannot be continued here; each was logged once."""
 
     # --- claiming
 
     async def recover(self) -> list[LiveRun]:
-        """Continue the runs whose owners are gone; return those that this process has taken over."""
-        return await self._recover_all(await self.owner.orphans())
+        """Continue the runs whose owners are gone; return those that this process has taken over.
+
+        A run whose processes have died waits for its turn and for its pause.
+        """
+        self._has_looked = True
+        return await self._recover_all(await self._in_turn(await self.owner.orphans()))
+
+    def pause(self) -> float:
+        """Return the seconds until the next `recover` is due."""
+        return _SOON if self._waiting or not self._has_looked else inf
 
     async def recover_left(self) -> None:
         """Continue the runs that their owners have left. One that cannot be continued here is not tried again at once."""
         await self._recover_all([log for log in await self._store.left_logs() if log.log_id not in self._left_alone])
+
+    async def note_deaths(self) -> None:
+        """Learn how many processes have died, before this one begins anything."""
+        await self._note_deaths([log for log in await self.owner.orphans() if log.owner is not None])
+
+    async def _note_deaths(self, lost: Sequence[OpenLog]) -> None:
+        probation = self._runs.probation
+        probation.note_deaths(await self._store.deaths(RECENT))
+        probation.note_deaths({log.owner: 0.0 for log in lost if log.owner is not None and log.owner != self.owner.id})
+
+    async def _in_turn(self, logs: Sequence[OpenLog]) -> list[OpenLog]:
+        """Return the orphaned logs that may be continued now; note the others as waiting."""
+        lost = sorted([log for log in logs if log.owner not in (None, self.owner.id)], key=lambda log: log.lost)
+        if not lost:
+            self._waiting = {}
+            return list(logs)
+        probation, now = self._runs.probation, monotonic()
+        await self._note_deaths(lost)
+        seen = {log.log_id: self._waiting.get(log.log_id, now) for log in lost}
+        chosen = [log for log in logs if log.log_id not in seen]
+        places = probation.places()
+        for log in lost:
+            is_suspect = log.lost + 1 >= probation.suspect_from
+            if now - seen[log.log_id] < pause_after(log.lost):
+                continue
+            if probation.has_place_for_suspect() if is_suspect else places > 0:
+                places -= 1
+                chosen.append(log)
+                del seen[log.log_id]
+                if is_suspect or probation.is_strict:
+                    probation.reserve(log.log_id)
+        self._waiting = seen
+        return chosen
 
     async def _recover_all(self, logs: Sequence[OpenLog]) -> list[LiveRun]:
         found: list[LiveRun | None] = []
@@ -82,13 +145,16 @@ class Elsewhere:
         try:
             record = await self._store.load_run(log.log_id)
             if record is None or not self._has_agent(record) or self._runs.get(log.log_id) is not None:
+                self._runs.probation.leave(log.log_id)
                 return None
             epoch = await self.owner.claim(log.log_id, log)
             if epoch is None:
+                self._runs.probation.leave(log.log_id)
                 return None
             _log.info("continuing run %s, which %s left", log.log_id, log.owner)
             return await self.take_over(log.log_id, epoch)
         except (RetinueError, ValueError) as exc:  # one bad run must not stop the recovery of others
+            self._runs.probation.leave(log.log_id)
             if log.log_id not in self._left_alone:
                 self._left_alone.add(log.log_id)
                 _log.error("run %s, which %s left, cannot be continued: %s", log.log_id, log.owner, exc)
@@ -154,7 +220,7 @@ class Elsewhere:
             state = tree.runs.get(log_id)
             if state is None:
                 return await self._begin(record, writer, wishes)
-            return await self._continue(record, writer, wishes, tree, state)
+            return await self._continue(record, writer, wishes, tree, state, stored.losses)
         except BaseException:
             if self._runs.get(log_id) is None:  # it cannot be continued here: others may try
                 with contextlib.suppress(RetinueError):
@@ -209,7 +275,13 @@ class Elsewhere:
         return run
 
     async def _continue(
-        self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], tree: LogState, state: RunState
+        self,
+        record: RunRecord,
+        writer: LogWriter,
+        wishes: Sequence[Wish],
+        tree: LogState,
+        state: RunState,
+        losses: Losses,
     ) -> LiveRun:
         """Continue a run from its folded state, and deliver the wishes in its inbox."""
         agent = self._agent(state.first_agent or record.identity.agent, wishes, tree)
@@ -219,6 +291,9 @@ class Elsewhere:
         problem = state.request.problem
         request = self._restored(agent, state.identity, state.request)
         run = self._adopt(LiveRun(self._runs, request, log, record, writer))
+        run.losses = losses
+        if losses.epoch == writer.epoch - 1 and not any(wish.kind == "cancel" for wish in wishes):
+            await self._judge(run, writer, state)
         # Deliver no wish before the state is known: a decision could start a second leg.
         if (state.is_over or state.waits) and problem is None:
             await run.resume_tasks()
@@ -230,6 +305,18 @@ class Elsewhere:
         await self._deliver(run, wishes)
         await run.release_if_idle()
         return run
+
+    async def _judge(self, run: LiveRun, writer: LogWriter, state: RunState) -> None:
+        """Note that the last process which worked on a run has died. If too many did, end what is at work in it."""
+        losses = run.losses = judge(run.losses, state.total_steps)
+        deaths = len(await self._store.deaths(EPISODE)) if losses.is_alone else 0
+        times = "time" if losses.count == 1 else "times in a row, each time without progress"
+        said = f"the process that worked on this run died {losses.count} {times}"
+        if is_given_up(losses, self._runs.probation.max_takeovers, deaths):
+            run.close_lost(f"{said}: it is not continued any more ({_at_work(run.log.tree)})")
+        elif losses.count >= SUSPECT:
+            run.log.append(state, ErrorRaised(message=f"{said}: it is continued", code=WORKER_LOST))
+        await writer.settle(losses=losses)
 
     def _adopt(self, run: LiveRun) -> LiveRun:
         run.is_adopted = True

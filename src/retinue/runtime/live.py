@@ -13,15 +13,18 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ..core.agents import Agent
 from ..core.backend import RunRequest
 from ..core.concurrency import GRACE, CancellationToken, Jobs, join, wait_for_first
 from ..core.context import OUT_OF_TIME
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError, ThreadBusy
+from ..core.events import ErrorRaised
 from ..core.rows import Answer, Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
-from ..core.stores import Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
+from ..core.stores import Losses, Reply, RunRecord, ThreadRecord, ThreadUpdate, WhenBusy, Wish
 from ..log.ask import Cancel
 from ..log.owned import LiveLog, LogWriter
 from ..log.ownership import Owner
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from .runs import LocalRuns
 
 _log = logging.getLogger(__name__)
+
+WORKER_LOST = "worker_lost"
+"""The termination of a run that is given up because its processes die, and the code of the events that tell so."""
+_LOOK_AGAIN = 0.1
+"""Seconds between two looks of a run that waits for its turn to begin."""
 
 
 def wake_id(task_id: str) -> str:
@@ -95,6 +103,8 @@ class LiveRun:
         """Made for the first command; most runs get none."""
         self.replies: list[Reply] = []
         """Replies to wishes, for the next transaction."""
+        self.losses = Losses()
+        """The deaths of its earlier owners, as the store has them."""
         self._is_settling = self._is_begun = self._keeps_thread = False
         self.is_done = self.is_adopted = False
         """`is_done`: this process has no more work on the run. `is_adopted`: another process started it."""
@@ -129,6 +139,11 @@ class LiveRun:
     def is_given_up(self) -> bool:
         """True if this process does not own its log any more."""
         return self.log.lost or (self.is_done and self.writer is not None)
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a leg of it has begun here and has not ended, or tasks of it are at work."""
+        return not self.is_done and ((self._is_begun and not self.end.done()) or bool(self.log.holders))
 
     def is_of_this_loop(self) -> bool:
         """Return whether the present event loop works on it, or may do so."""
@@ -192,6 +207,9 @@ class LiveRun:
             if self.request.wakes and not await _has_news(x, thread):
                 token.set("what it was started to tell was told meanwhile")
                 is_stopped = True
+            if self.home.probation.is_active:
+                await self._enter_probation()
+                is_stopped |= token.is_set()
         self._is_begun = True
         home.backend.enter(x)
         begin_run(x, thread)
@@ -249,11 +267,40 @@ class LiveRun:
             return execute_call(x, call, self.home.registry.agents.get(x.identity.agent, x.agent))
         return execute_run(x, lambda: self.spawn(self.cancel(OUT_OF_TIME)), resumed=resumed)
 
+    async def _enter_probation(self) -> None:
+        """Begin at once or, while processes of the store die, when it is the turn of this run."""
+        if self.writer is None:
+            return
+        probation, token = self.home.probation, self.request.cancellation
+        is_suspect = self.losses.count >= probation.suspect_from
+        while not probation.may_begin(self.run_id, is_suspect=is_suspect) and not token.is_set():
+            await wait_for_first(token.wait(), seconds=_LOOK_AGAIN)
+        is_watched = probation.begin(self.run_id, self._steps, is_suspect=is_suspect)
+        if probation.alone:
+            await self.home.end_solitude()
+        if is_watched and not self.home.has_others_at_work(self.run_id):
+            probation.alone.add(self.run_id)
+            await self.writer.settle(losses=replace(self.losses, is_alone=True))
+
+    async def end_solitude(self) -> None:
+        """Note that this run is alone in its process no more: another one is about to begin."""
+        alone = self.home.probation.alone
+        if self.run_id in alone and self.writer is not None:
+            alone.discard(self.run_id)
+            with contextlib.suppress(RetinueError):
+                await self.writer.settle(losses=replace(self.losses, is_alone=False))
+
+    def _steps(self) -> int:
+        """Return the steps of the run and of everything under it."""
+        return 0 if self.state is None else self.state.total_steps
+
     async def _later_leg(self, replies: tuple[Reply, ...]) -> RunResult:
         self._keeps_thread = True
         self.record.result = None
         if self.writer is not None:
             await self.writer.settle(runs=(self.record,), replies=replies)
+        if self.losses.count or self.home.probation.is_active:
+            await self._enter_probation()
         try:
             x = await self._open()
         except RetinueError as exc:
@@ -407,6 +454,16 @@ class LiveRun:
                 close_run(self.log, child, Ending(RunStatus.CANCELLED, "cancelled", reason))
         close_run(self.log, state, Ending(RunStatus.FAILED, "error", reason))
         return self.log.results[self.run_id]
+
+    def close_lost(self, reason: str) -> None:
+        """End what is at work in a log that is continued no more. What waits for a human stays, and tasks end with their
+        runs."""
+        _log.error("run %s: %s", self.run_id, reason)
+        tree, ending = self.log.tree, Ending(RunStatus.FAILED, WORKER_LOST, reason)
+        for state in list(tree.runs.values())[::-1]:  # the deepest first
+            if state.status is RunStatus.RUNNING:
+                self.log.append(state, ErrorRaised(message=reason, code=WORKER_LOST, fatal=True))
+                close_run(self.log, state, ending)
 
     def _break_down(self, exc: Exception) -> None:
         """Pass an exception that escaped from the run to everything that waits for it."""

@@ -29,6 +29,7 @@ from ..core.errors import (
 )
 from ..core.events import Event, Namespace, Sink
 from ..core.messages import Message
+from ..core.probation import MAX_TAKEOVERS, Probation
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import (
     THREADS,
@@ -88,13 +89,20 @@ class LocalRuns:
     """
 
     def __init__(
-        self, registry: AgentRegistry, store: Store, sinks: Iterable[Sink], lease: float, clock: Callable[[], float]
+        self,
+        registry: AgentRegistry,
+        store: Store,
+        sinks: Iterable[Sink],
+        lease: float,
+        clock: Callable[[], float],
+        max_takeovers: int = MAX_TAKEOVERS,
     ) -> None:
         self.registry, self.store, self.clock = registry, store, clock
         # Check one method only: a full protocol check takes longer than the rest of this.
         durable = cast("DurableStore", store) if hasattr(store, "begin_run") else None
         self.owner = None if durable is None else Owner(durable, lease)
         self.elsewhere = None if self.owner is None else Elsewhere(self, self.owner)
+        self.probation = Probation(max_takeovers)
         self.dispatcher: Dispatcher | None = None
         """Gives runs to an engine, if there is one."""
         self.backend = registry.backend = LocalBackend(registry, store, sinks, clock)
@@ -232,8 +240,19 @@ class LocalRuns:
         identity = run.record.identity
         return Run(identity.run_id, identity.thread_id, identity.agent, self, run.end, (run.log, run.first))
 
+    def has_others_at_work(self, run_id: str) -> bool:
+        """Return whether a run other than this one is at work here."""
+        return any(run.is_at_work for run in self._live.values() if run.run_id != run_id)
+
+    async def end_solitude(self) -> None:
+        """Note that no run is alone in this process any more."""
+        for run in list(self._live.values()):
+            await run.end_solitude()
+
     def leg_ended(self, run: LiveRun) -> None:
         """Forget a run that is done here; without a store, keep the last few that ended."""
+        if self.probation.is_active:
+            self.probation.leave(run.run_id)
         if not run.is_done:
             return
         run.drop_parts()
@@ -259,7 +278,7 @@ class LocalRuns:
     def keep_recovering(self) -> None:
         """Continue runs whose processes end or leave them while this one works."""
         if self.owner is not None and self.elsewhere is not None:
-            self.owner.keep_recovering(self.elsewhere.recover, self.elsewhere.recover_left)
+            self.owner.keep_recovering(self.elsewhere.recover, self.elsewhere.recover_left, self.elsewhere.pause)
 
     async def load(self, run_id: str) -> Run | None:
         run = self.get(run_id)

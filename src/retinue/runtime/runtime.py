@@ -20,6 +20,7 @@ from ..core.events import AnyEvent, Sink, as_namespace, as_sinks
 from ..core.gate import GateTable, Rates, check_rates
 from ..core.messages import Message, as_messages
 from ..core.model import Model
+from ..core.probation import MAX_TAKEOVERS
 from ..core.runs import Limits, Out, RunIdentity, RunResult, check_ids, check_limits, limits_of_run, unique
 from ..core.state import PersistedState, Seed, as_persisted
 from ..core.stores import Durability, Place, Retention, Store, ThreadSummary, Watch, WhenBusy, title_of
@@ -91,6 +92,7 @@ class Runtime:
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
         rates: Rates | None = None,
+        max_takeovers: int = MAX_TAKEOVERS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make a runtime.
@@ -101,7 +103,8 @@ class Runtime:
         next process continues them; with "cancel" they end. `backends`: execute the agents that name one of them. `engine`: "postgres" or
         "temporal://host:port/namespace": runs are done by workers (`retinue worker`), and this process needs neither
         agents nor models to start them. `rates`: limits of accounts at providers, such as
-        `{"openai:*": Rate(requests_per_minute=500)}`; what is not given is learned.
+        `{"openai:*": Rate(requests_per_minute=500)}`; what is not given is learned. `max_takeovers`: a run whose processes die
+        more often than this, each time before it has made progress, ends as FAILED with the termination "worker_lost".
         """
         if isinstance(agents, str):
             raise ConfigurationError(
@@ -117,7 +120,10 @@ class Runtime:
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
             self._registry.given.add(agent.name)
-        self._runs = LocalRuns(self._registry, store, sinks, lease, clock)
+        given: Any = max_takeovers
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise ConfigurationError(f"max_takeovers is a number of deaths, 0 or more, not {given!r}")
+        self._runs = LocalRuns(self._registry, store, sinks, lease, clock, max_takeovers)
         self._recovers, self._retention = recover, retention
         self._on_close = on_close or ("cancel" if self._runs.owner is None else "leave")
         self._pruning: asyncio.Task[None] | None = None
@@ -136,7 +142,7 @@ class Runtime:
         self._thread: LoopThread | None = None
         self._make_twin = lambda: Runtime(
             self.agents.values(), store=self.store, sinks=sinks, price=price, recover=recover, lease=lease,
-            on_close=on_close, backends=backends, engine=engine, rates=rates, clock=clock,
+            on_close=on_close, backends=backends, engine=engine, rates=rates, max_takeovers=max_takeovers, clock=clock,
         )  # fmt: skip
         self._twin: Runtime | None = None
         """The runtime of synchronous callers, in a thread of its own. It shares agents, store and ended runs."""
@@ -157,6 +163,7 @@ class Runtime:
         backends: Mapping[str, Backend] | None = None,
         engine: str | Engine | None = None,
         rates: Rates | None = None,
+        max_takeovers: int = MAX_TAKEOVERS,
         clock: Callable[[], float] = time.time,
     ) -> Runtime:
         """Make a runtime that stores threads, runs and events, and continues the runs of processes that have ended.
@@ -181,22 +188,38 @@ class Runtime:
             backends=backends,
             engine=engine,
             rates=rates,
+            max_takeovers=max_takeovers,
             clock=clock,
         )
 
     async def __aenter__(self) -> Runtime:
+        await self._enter()
+        if self._runs.owner is not None and self._runs.dispatcher is None and self._recovers:
+            await self._runs.recover()
+            self._recover()
+        return self
+
+    async def _enter_first(self) -> None:
+        """Enter a runtime that is to serve before it continues any run: `_recover` does that."""
+        await self._enter()
+        if self._runs.elsewhere is not None and self._runs.dispatcher is None:
+            await self._runs.elsewhere.note_deaths()
+
+    async def _enter(self) -> None:
+        """Open what the runtime needs."""
         runs = self._runs
         if runs.owner is not None:
             await runs.owner.store.open()
             if runs.dispatcher is not None:
                 await runs.dispatcher.open()
-            elif self._recovers:
-                await runs.recover()
-                runs.keep_recovering()
             if self._retention is not None:
                 self._pruning = self._prune(self._retention)
             self._packing = self._pack()
-        return self
+
+    def _recover(self) -> None:
+        """Continue runs whose processes have ended or end from now on, unless an engine does that."""
+        if self._recovers and self._runs.dispatcher is None:
+            self._runs.keep_recovering()
 
     async def __aexit__(self, *exc: object) -> None:
         await self._close(GRACE, leave=exc[0] is None)

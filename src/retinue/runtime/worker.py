@@ -61,6 +61,7 @@ class Worker:
             slots=LegSlots(slots),
             look=self._look,
             begin=runs.dispatcher.begin,
+            probation=runs.probation,
         )
         runs.registry.served = frozenset(self.info.queues)
         self._workers = Workers(runs.dispatcher.store)

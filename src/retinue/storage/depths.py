@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..core.probation import SUSPECT
 from .legs import OURS, SeenWorker, Workers
 from .sql import SqlStore
 from .writes import POSTGRES
@@ -66,11 +67,20 @@ async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWo
         f"SELECT queue, MIN(due_at) FROM (SELECT queue, due_at FROM logs WHERE {_DELAYED} UNION ALL "
         f"SELECT queue, due_at {_ELSEWHERE}) AS delayed WHERE due_at > wall_seconds() GROUP BY queue"
     )
+    lost = await store.database.rows(
+        f"SELECT queue, COUNT(*), MAX(lost) FROM logs WHERE lost >= {SUSPECT} AND owner IS NULL AND {OURS} "
+        "AND (turn IS NOT NULL OR due_at IS NOT NULL) GROUP BY queue"
+    )
     reasons: dict[str, dict[str, None]] = {}
     for queue, engine, agent in waiting:
         alive = [worker for worker in workers if worker.is_alive and worker.engine == engine]
         if (problem := unserved(queue, agent, alive) or _busy(queue, agent, alive)) is not None:
             reasons.setdefault(queue, {})[problem] = None
+    for queue, count, most in lost:
+        reasons.setdefault(queue, {})[
+            f"{count} {'leg was' if count == 1 else 'legs were'} lost with their workers up to {most} times without progress, "
+            "and are tried one at a time"
+        ] = None
     for queue, due_at in delayed:
         at = datetime.fromtimestamp(due_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         reasons.setdefault(queue, {})[f"not due before {at}"] = None

@@ -16,14 +16,17 @@ import msgspec
 from msgspec import Struct
 
 from ..core.engine import FirstLeg, Leg, WorkerInfo
+from ..core.probation import LONGEST_PAUSE, SUSPECT
 from ..core.stores import LEGS, Placement, RunRecord
 from .database import Later, Link
 from .sql import SqlStore, decode_identity
-from .writes import NEXT_TURN, POSTGRES, TAKEN_OVER, first_queued
+from .writes import NEXT_TURN, POSTGRES, TAKEN_OVER, first_queued, note_deaths
 
 Found = list[tuple[str, Placement]]
 """Runs, each with its place."""
 OURS = f"engine = '{POSTGRES}' AND ended = 0"
+_PAUSE = f"CASE WHEN lost = 0 THEN 0 ELSE LEAST({LONGEST_PAUSE}, POWER(2, lost - 1)) END"
+"""SQL for `pause_after` of `core/probation.py`."""
 _encode = msgspec.json.encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -100,9 +103,19 @@ class Legs:
         self._database = store.database
 
     async def claim(
-        self, queue: str, agents: Sequence[str], owner: str, lease: float, most: int, left: Sequence[str] = ()
+        self,
+        queue: str,
+        agents: Sequence[str],
+        owner: str,
+        lease: float,
+        most: int,
+        left: Sequence[str] = (),
+        *,
+        suspects: bool = False,
+        suspect_from: int = SUSPECT,
     ) -> list[Leg]:
-        """Claim up to `most` legs of a queue whose agents are known here: first those that lost their worker, then by turn.
+        """Claim up to `most` legs of a queue whose agents are known here: first those that a worker handed over, then by
+        turn. With `suspects`, claim only legs that were lost at least `suspect_from` times, else only others.
 
         `left` are threads that runs have released here: the next run of each may be claimed too. If the answer is lost,
         a sweep finds the claimed logs as strays and releases them.
@@ -114,7 +127,7 @@ class Legs:
             # MATERIALIZED: else the selection may be evaluated for each row, and more than `most` legs be claimed.
             return link.ask(
                 "WITH chosen AS MATERIALIZED (SELECT log_id FROM logs WHERE queue = ? AND owner IS NULL "
-                f"AND turn IS NOT NULL AND {OURS} "
+                f"AND turn IS NOT NULL AND {OURS} AND lost {'>=' if suspects else '<'} ? "
                 "AND EXISTS (SELECT 1 FROM runs WHERE run_id = logs.log_id AND agent = ANY(?)) "
                 "ORDER BY level, turn, due_at LIMIT ? FOR UPDATE SKIP LOCKED) "
                 "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = boot_seconds() + ?, boot = boot_id() "
@@ -122,7 +135,7 @@ class Legs:
                 "RETURNING logs.log_id, epoch, identity, started_at, status, request, "
                 "EXISTS (SELECT 1 FROM inbox WHERE inbox.log_id = logs.log_id), "
                 "EXISTS (SELECT 1 FROM threads WHERE threads.thread_id = runs.thread_id AND state IS NOT NULL)",
-                *(queue, list(agents), most, owner, lease),
+                *(queue, suspect_from, list(agents), most, owner, lease),
             )
 
         claimed: Any = await self._database.write(claim)
@@ -137,17 +150,29 @@ class Legs:
         return legs
 
     async def release_lost(self, gone: Sequence[str], strays: Sequence[str]) -> int:
-        """Release the logs whose leases have run out, those of owners known to be gone, and some by id."""
+        """Release the logs whose leases have run out, those of owners known to be gone, and some by id.
+
+        A log whose owner has died comes after the legs that wait, and after a pause if that was not the first time.
+        """
 
         def release(link: Link) -> int:
-            lost = (
-                f"SELECT log_id FROM logs WHERE {OURS} AND owner IS NOT NULL "
-                "AND (lease_until < boot_seconds() OR owner = ANY(?) OR log_id = ANY(?)) FOR UPDATE SKIP LOCKED"
-            )
+            is_lost = "owner IS NOT NULL AND (lease_until < boot_seconds() OR owner = ANY(?))"
+            lost = f"SELECT log_id FROM logs WHERE {OURS} AND {is_lost} FOR UPDATE SKIP LOCKED"
+            note_deaths(link, f"SELECT owner FROM logs WHERE {OURS} AND {is_lost}", list(gone))
             found = link.run(
+                "UPDATE logs SET owner = NULL, lost = lost + 1, lost_epoch = epoch, "
+                f"level = CASE WHEN level = {TAKEN_OVER} THEN 0 ELSE level END, "
+                f"turn = CASE WHEN lost = 0 THEN {NEXT_TURN} END, due_at = wall_seconds() + {_PAUSE} "
+                f"WHERE log_id IN ({lost}) RETURNING log_id",
+                list(gone),
+            )
+            mine = (
+                f"SELECT log_id FROM logs WHERE {OURS} AND owner IS NOT NULL AND log_id = ANY(?) FOR UPDATE SKIP LOCKED"
+            )
+            found += link.run(
                 f"UPDATE logs SET owner = NULL, level = {TAKEN_OVER}, turn = COALESCE(turn, 0), "
-                f"due_at = COALESCE(due_at, wall_seconds()) WHERE log_id IN ({lost}) RETURNING log_id",
-                *(list(gone), list(strays)),
+                f"due_at = COALESCE(due_at, wall_seconds()) WHERE log_id IN ({mine}) RETURNING log_id",
+                list(strays),
             )
             if found:
                 link.notify(LEGS)

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import LogUnreadable
 from ..core.events import Event
 from ..core.rows import LogRow
-from ..core.stores import StoredLog
+from ..core.stores import Losses, StoredLog
 from . import cold
 from .database import Link
 from .deltas import Stream, Streams
@@ -148,13 +148,15 @@ def _is_packed(link: Link, log_id: str) -> bool:
 
 def read_log(link: Link, log_id: str, place: str, cache: Cache) -> StoredLog | None:
     """Read a log with its private parts, without deltas; raise LogUnreadable if rows are missing or damaged."""
-    log = link.run("SELECT ended, pruned, packed FROM logs WHERE log_id = ?", log_id)
+    columns = "ended, pruned, packed, lost, lost_steps, lost_epoch, is_alone"
+    log = link.run(f"SELECT {columns} FROM logs WHERE log_id = ?", log_id)
     if not log:
         return None
-    ended, thinned, packed = bool(log[0][0]), bool(log[0][1]), log[0][2]
+    ended, thinned, packed, count, steps, epoch, is_alone = log[0]
+    ended, thinned, losses = bool(ended), bool(thinned), Losses(count, steps, epoch, bool(is_alone))
     read = _read_packs if packed else _read_rows
     rows, end = read(link, log_id, place, cache, thinned)
-    return StoredLog(rows=rows, seq=end[0], sub=end[1], ended=ended, thinned=thinned)
+    return StoredLog(rows=rows, seq=end[0], sub=end[1], ended=ended, thinned=thinned, losses=losses)
 
 
 def _read_packs(

@@ -36,11 +36,14 @@ def _tune(link: Link) -> None:
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         # A leg waits for a worker while its log has a turn and no owner. `flow` is the user or thread that takes turns.
-        # The log of a placed child has the log of its parent `above` it.
+        # The log of a placed child has the log of its parent `above` it. `lost`: deaths of owners since it made progress.
         """CREATE TABLE logs (log_id TEXT PRIMARY KEY, owner TEXT, epoch INTEGER NOT NULL, lease_until REAL NOT NULL,
         boot TEXT NOT NULL, ended INTEGER NOT NULL DEFAULT 0, pruned INTEGER NOT NULL DEFAULT 0,
-        packed INTEGER NOT NULL DEFAULT 0, engine TEXT, queue TEXT,
-        flow TEXT, level INTEGER, turn INTEGER, due_at REAL, above TEXT)""",
+        packed INTEGER NOT NULL DEFAULT 0, engine TEXT, queue TEXT, flow TEXT, level INTEGER, turn INTEGER, due_at REAL,
+        above TEXT, lost INTEGER NOT NULL DEFAULT 0, lost_steps INTEGER NOT NULL DEFAULT 0,
+        lost_epoch INTEGER NOT NULL DEFAULT 0, is_alone INTEGER NOT NULL DEFAULT 0)""",
+        # The owners that died with a log, and when that was found.
+        "CREATE TABLE deaths (owner TEXT PRIMARY KEY, at REAL NOT NULL)",
         "CREATE INDEX logs_by_owner ON logs (owner) WHERE owner IS NOT NULL",
         "CREATE INDEX logs_ready ON logs (queue, level, turn, due_at) WHERE owner IS NULL AND turn IS NOT NULL",
         "CREATE INDEX logs_of_flow ON logs (queue, flow, turn) WHERE owner IS NULL AND turn IS NOT NULL",

@@ -51,12 +51,14 @@ from .references import Cache
 from .schema import COUNTS
 from .threads import ThreadWrite, decode_packs, literally, thread_summary
 from .writes import (
+    COUNT_LOSS,
     OWNED,
     BatchWrite,
     RunBeginning,
     leave_threads,
     make_due,
     name_write,
+    note_deaths,
     run_write,
     take_thread,
 )
@@ -88,7 +90,8 @@ _MOST_ENDED = 10_000
 _MOST_VALUES = 1_000
 """Values in one statement."""
 _IS_ROOT = "log_id = run_id AND parent_run_id IS NULL"
-_RUN = "identity, started_at, result, status, run_id, log_id"
+_LOST = "COALESCE((SELECT lost FROM logs WHERE logs.log_id = runs.log_id), 0)"
+_RUN = f"runs.identity, runs.started_at, runs.result, runs.status, {_LOST}, runs.run_id, runs.log_id"
 _HOLDER = "SELECT holder FROM threads JOIN logs ON logs.log_id = holder WHERE thread_id = ? AND ended = 0"
 """A log that has ended holds no thread."""
 _OPEN_RUNS = (
@@ -97,7 +100,7 @@ _OPEN_RUNS = (
 )
 """A queued run has a place; the one that has the thread had none, or a lower one."""
 _LEFT = (
-    "SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM logs JOIN runs ON run_id = logs.log_id "
+    "SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine, lost FROM logs JOIN runs ON run_id = logs.log_id "
     "WHERE owner IS NULL AND turn IS NOT NULL AND queue IS NULL AND ended = 0"
 )
 """The logs without an engine that have work and no owner."""
@@ -422,12 +425,17 @@ class SqlStore:
         def claim(link: Link) -> Later:
             nonlocal tried
             mine, tried = owner if tried else None, True
-            return link.ask(
-                "UPDATE logs SET owner = ?, epoch = epoch + 1, lease_until = boot_seconds() + ?, boot = boot_id() "
-                "WHERE log_id = ? AND ended = 0 AND (owner IS NULL OR owner = ? "
+            free = (
+                "log_id = ? AND ended = 0 AND (owner IS NULL OR owner = ? "
                 "OR (boot = boot_id() AND lease_until < boot_seconds()) "
-                "OR (owner = ? AND lease_until = COALESCE(?, lease_until))) RETURNING epoch",
-                *(owner, lease, log_id, mine, gone, seen),
+                "OR (owner = ? AND lease_until = COALESCE(?, lease_until)))"
+            )
+            given = log_id, mine, gone, seen
+            note_deaths(link, f"SELECT owner FROM logs WHERE {free} AND owner <> ?", *given, owner)
+            return link.ask(
+                f"UPDATE logs SET {COUNT_LOSS}, owner = ?, epoch = epoch + 1, lease_until = boot_seconds() + ?, "
+                f"boot = boot_id() WHERE {free} RETURNING epoch",
+                *(owner, owner, owner, lease, *given),
             )
 
         try:
@@ -439,14 +447,15 @@ class SqlStore:
         self._unsure.discard(key)
         return claimed[0][0] if claimed else None
 
+    async def deaths(self, seconds: float) -> dict[str, float]:
+        query = "SELECT owner, wall_seconds() - at FROM deaths WHERE at > wall_seconds() - ?"
+        return dict(await self.database.rows(query, seconds))
+
     async def owner_of(self, log_id: str) -> str | None:
         return await self.database.value("SELECT owner FROM logs WHERE log_id = ?", log_id)
 
     async def facts_of(self, run_id: str) -> RunFacts | None:
-        columns = ", ".join([f"runs.{name.strip()}" for name in _RUN.split(",")])
-        query = (
-            f"SELECT {columns}, owner, engine FROM runs LEFT JOIN logs ON logs.log_id = runs.log_id WHERE run_id = ?"
-        )
+        query = f"SELECT {_RUN}, owner, engine FROM runs LEFT JOIN logs ON logs.log_id = runs.log_id WHERE run_id = ?"
 
         def read(link: Link) -> list[tuple[Any, Any]]:
             rows = link.run(query, run_id)
@@ -473,8 +482,8 @@ class SqlStore:
     async def open_logs(self, log_id: str | None = None) -> list[OpenLog]:
         only, given = ("", ()) if log_id is None else (" AND logs.log_id = ?", (log_id,) * 3)
         query = (
-            f"SELECT log_id, owner, epoch, lease_until, {IS_EXPIRED}, engine FROM logs WHERE owner IS NOT NULL{only} "
-            "UNION ALL SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine FROM runs JOIN logs "
+            f"SELECT log_id, owner, epoch, lease_until, {IS_EXPIRED}, engine, lost FROM logs WHERE owner IS NOT NULL{only} "
+            "UNION ALL SELECT logs.log_id, owner, epoch, lease_until, TRUE, engine, lost FROM runs JOIN logs "
             f"ON logs.log_id = run_id WHERE status IN ('running', 'queued') AND owner IS NULL AND ended = 0{only} "
             f"UNION ALL {_LEFT} AND status NOT IN ('running', 'queued'){only}"  # they have open tasks
         )
@@ -485,8 +494,8 @@ class SqlStore:
 
     async def _open_logs(self, query: str, *values: Any) -> list[OpenLog]:
         return [
-            OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired), engine)
-            for log_id, owner, epoch, lease_until, expired, engine in await self.database.rows(query, *values)
+            OpenLog(log_id, owner, epoch, lease_until, None if expired is None else bool(expired), engine, lost)
+            for log_id, owner, epoch, lease_until, expired, engine, lost in await self.database.rows(query, *values)
         ]
 
     async def put_wish(self, wish: Wish) -> None:
@@ -521,7 +530,7 @@ class SqlStore:
         ]
 
     def _decode_run(self, row: Any) -> RunRecord:
-        identity, started_at, result, status, run_id, log_id = row
+        identity, started_at, result, status, lost, run_id, log_id = row
         what = f"run {run_id!r}"
         return RunRecord(
             identity=self._decode(decode_identity, identity, what),
@@ -529,6 +538,7 @@ class SqlStore:
             result=None if result is None else self._decode(_decode_filled, result, what),
             queued=status == "queued",
             log_id=log_id,
+            lost=lost,
         )
 
     def _decode(self, decode: Callable[[Any], T], body: Any, what: str) -> T:

@@ -51,6 +51,11 @@ _TAKE_THREAD = (
 MOST_ROWS_AT_ONCE = 1_000
 """Rows of a log that are encoded on the event loop; more are encoded in the thread that writes them."""
 OWNED = "log_id = ? AND epoch = ? AND owner IS NOT NULL AND ended = 0"
+COUNT_LOSS = (
+    "lost = lost + CASE WHEN owner <> ? THEN 1 ELSE 0 END, "
+    "lost_epoch = CASE WHEN owner <> ? THEN epoch ELSE lost_epoch END"
+)
+"""SQL that counts the death of an owner of a log, unless that is the process which claims it or nobody."""
 _NEW = " AND NOT EXISTS (SELECT 1 FROM events WHERE log_id = ? AND (seq, sub) >= (?, ?))"
 
 
@@ -130,7 +135,7 @@ def _run_values(record: RunRecord) -> tuple[Any, ...]:
 
 
 TAKEN_OVER = -(2**40)
-"""The level of a leg that lost its worker: it comes before legs that have not started."""
+"""The level of a leg that its worker handed over: it comes before legs that have not started."""
 NEXT_TURN = (
     "(SELECT MAX(turn) FROM (SELECT (SELECT MAX(turn) + 1 FROM logs AS mine WHERE mine.queue = logs.queue "
     "AND mine.flow = logs.flow AND mine.owner IS NULL AND mine.turn IS NOT NULL) AS turn UNION ALL "
@@ -249,6 +254,16 @@ class RunBeginning(Struct):
             raise StoreError(self.place, f"there is a run {run_id!r} already")
 
 
+def note_deaths(link: Link, owners: str, *values: Any) -> None:
+    """Note the owners that a query gives as dead, each once."""
+    link.run(
+        f"INSERT INTO deaths (owner, at) SELECT DISTINCT owner, wall_seconds() FROM ({owners}) AS gone WHERE TRUE "
+        "ON CONFLICT (owner) DO NOTHING",
+        *values,
+    )
+    link.run("DELETE FROM deaths WHERE at < wall_seconds() - 3600")
+
+
 def leave_threads(link: Link, log_id: str, thread_ids: Sequence[str]) -> None:
     """Release threads that a log holds."""
     marks = ", ".join("?" * len(thread_ids))
@@ -356,6 +371,9 @@ class BatchWrite:
         for row in batch.rows:
             if row.history is not None:
                 keep_messages(link, *row.history)
+        if (losses := batch.losses) is not None:
+            found = losses.count, losses.steps, int(losses.is_alone)
+            link.run("UPDATE logs SET lost = ?, lost_steps = ?, is_alone = ? WHERE log_id = ?", *found, log_id)
         answer = "UPDATE inbox SET reply = ? WHERE log_id = ? AND wish_id = ? AND reply IS NULL"
         for reply in batch.replies:
             link.run(answer, reply.body, log_id, reply.wish_id)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..core.errors import OwnershipLost
 from ..core.events import Event, RunStarted, StepStarted, TextDelta
 from ..core.rows import LogRow, Private
@@ -18,6 +20,7 @@ from ..core.stores import (
     DurableStore,
     LogBatch,
     LogSummary,
+    Losses,
     Reply,
     RunFacts,
     StoredLog,
@@ -201,10 +204,10 @@ class DurableStoreSuite(ThreadSuite):
             await refused(store.write(batch), OwnershipLost)
         await refused(store.write(LogBatch(log_id="r1", epoch=1, released=True)), OwnershipLost)
         await refused(store.write(LogBatch(log_id="unknown", epoch=1)), OwnershipLost)
-        await self._nothing_was_written(other)
+        await self._nothing_was_written(other, lost=1)
         assert await other.owner_of("r1") == "p2"
         await other.write(full_batch(2))
-        assert await store.load_run("r1") == stored_run("r1", 1.0, RunStatus.COMPLETED)
+        assert await store.load_run("r1") == replace(stored_run("r1", 1.0, RunStatus.COMPLETED), lost=1)
         assert await store.load_thread("t1") == stored_thread("t1", "one")
 
     async def check_a_log_without_owner_is_not_written(self, store: DurableStore, other: DurableStore) -> None:
@@ -312,6 +315,28 @@ class DurableStoreSuite(ThreadSuite):
         await other.write(LogBatch(log_id="r1", epoch=4, ended=True))
         assert await store.claim("r1", "p1", LONG) is None
         assert await store.claim("r1", "p1", LONG, gone="p2") is None
+
+    async def check_deaths_of_owners_are_counted(self, store: DurableStore, other: DurableStore) -> None:
+        async def losses(log_id: str) -> Losses:
+            found = await other.read_log(log_id)
+            assert found is not None
+            return found.losses
+
+        await begin(store, stored_run("r1"))
+        assert await losses("r1") == Losses()
+        await store.write(LogBatch(log_id="r1", epoch=1, released=True))
+        assert await store.claim("r1", "p1", LONG) == 2
+        assert (await losses("r1"), await store.deaths(LONG)) == (Losses(), {}), "it was handed over"
+        assert await other.claim("r1", "p2", LONG, gone="p1") == 3
+        assert await losses("r1") == Losses(count=1, epoch=2)
+        assert await store.claim("r1", "p3", -1.0, gone="p2") == 4
+        assert await other.claim("r1", "p4", LONG) == 5
+        assert await losses("r1") == Losses(count=3, epoch=4)
+        assert sorted(await store.deaths(LONG)) == ["p1", "p2", "p3"]
+        await other.write(LogBatch(log_id="r1", epoch=5, losses=Losses(count=1, steps=7, is_alone=True)))
+        assert await losses("r1") == Losses(count=1, steps=7, epoch=4, is_alone=True)
+        assert [run.lost for run in await store.list_runs()] == [1]
+        assert [log.lost for log in await store.open_logs()] == [1]
 
     async def check_leases_are_renewed(self, store: DurableStore, other: DurableStore) -> None:
         await begin(store, stored_run("r1"), "p1", -1.0)
@@ -483,11 +508,11 @@ class DurableStoreSuite(ThreadSuite):
             await begin(other, stored_run("r2", 2.0), "p2", when_busy="interrupt")
             await _within(watch, is_asked)
 
-    async def _nothing_was_written(self, store: DurableStore) -> None:
+    async def _nothing_was_written(self, store: DurableStore, lost: int = 0) -> None:
         found = await store.read_events("r1")
         assert found is not None
         assert found[0] == []
-        assert await store.load_run("r1") == stored_run("r1")
+        assert await store.load_run("r1") == replace(stored_run("r1"), lost=lost)
         assert await store.load_thread("t1") is None
         assert await store.reply_to("r1", "w1") is None
 

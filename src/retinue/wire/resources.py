@@ -186,6 +186,7 @@ def run_json(record: RunRecord, ended_at: float | None = None, *, orphaned: bool
         "log_id": record.log_id or record.identity.run_id,
         "status": record.status,
         "orphaned": orphaned,
+        "lost": record.lost,
         "started_at": iso(record.started_at),
         "ended_at": iso(ended_at),
         **fields_of(result, "steps", "response", "error", "termination"),

@@ -67,6 +67,8 @@ class RunShape(RunState):
     log_id: str
     """The log that has its events: its own id, or for a background child that of its root run."""
     orphaned: bool
+    lost: int
+    """How often a process died that worked on it, since it last made progress."""
     agent: str
     user_id: str | None
     parent_run_id: str | None
