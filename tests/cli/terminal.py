@@ -35,6 +35,8 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, rows, history=5_000)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
+        self.seen: set[str] = set()
+        """Every line that was ever on the screen."""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         files: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": slave}
@@ -73,6 +75,7 @@ class Terminal:
                 return
             self.raw += piece
             self._stream.feed(piece)
+            self.seen.update(self.screen)
 
     def see(self, *texts: str, gone: tuple[str, ...] = ()) -> str:
         """Wait until the screen shows all of this, and nothing of what is to be gone."""

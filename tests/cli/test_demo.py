@@ -6,68 +6,66 @@ import json
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from retinue.cli import demo, text
+from retinue.cli import text
 
-from .conftest import Cli
+from .conftest import finished
+from .terminal import Terminal
+from .test_process import posix_only
 
-FOLDER = Path(demo.__file__).parent / "demo_files"
-FILES = sorted(FOLDER.glob("*.md"))
-SUBAGENTS = ["crew", "stores", "tides"]
-
-
-@pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+FAST = {"RETINUE_DEMO_SPEED": "8"}
 
 
-def test_it_runs_and_cleans_up(cli: Cli, tmp_path: Path) -> None:
-    code, out, err = cli("demo")
+def test_it_shows_a_team_a_question_a_kill_and_the_end() -> None:
+    code, out, err = finished("demo", env=FAST)
     assert (code, err) == (0, "")
-    assert "rules, not a language model" in out.splitlines()[0]
-    assert list(tmp_path.iterdir()) == []
+    assert out.startswith("Scripted models: no key, no network, no language model.")
+    assert out.count("approved by the demo, nobody answered: hold_seat DY 1204") == 1
+    killed, over = (
+        re.search(pattern, out) for pattern in (r"\$ kill -9 (\d+)", r"process (\d+) took over; \d+ finished calls")
+    )
+    assert killed is not None
+    assert over is not None
+    assert killed[1] != over[1]
+    assert out.count("ok     hold_seat(") == 1  # what had ended did not run again
+    assert "completed: 2 steps, 5 calls" in out
+    assert re.search(r"  hold     2 steps · 1 call · hold_seat approved by \w+ · \$0\.00", out)
+    assert "The seat was held once; the process was killed once.\nAt list prices it would have cost $0.0" in out
 
 
-def test_it_shows_parallel_calls_a_failure_and_the_recovery(cli: Cli) -> None:
-    out = cli("demo").out
-    assert out.count("grep_files") >= 8
-    assert re.search(r"failed read_file\(path=\"fuel-log.md\".*not_found", out)
-    assert "the nearest name is fuel-ledger.md" in out
-    assert "inventory.md:22: - HN-6203 bearing, lower: 2 pieces, in tin 4" in out
-    assert "log-may.md:12: - 9 May. Receipt R-0417 for the diesel was signed for by Odile Marsh" in out
+def test_json_is_events_only_and_each_comes_once() -> None:
+    code, out, err = finished("demo", "--json", env=FAST)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    numbers = [event["seq"] for event in events if event["seq"]]  # what has none is about the process
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert (events[0]["kind"], events[-1]["kind"], events[-1]["status"]) == ("run_started", "run_finished", "completed")
+    assert {event["agent"] for event in events} == {"lead", "trains", "flights", "hotels", "fares", "hold"}
+    assert "no language model" in err
 
 
-def test_it_fans_out_to_its_declared_sub_agents_and_shows_each(cli: Cli) -> None:
-    fan_out = cli("demo").out.split("assistant: Ask stores, crew and tides:")[1]
-    for name in SUBAGENTS:
-        assert f"      {name}: Your part: Looks up in " in fan_out
-        assert re.search(rf"^ {{10}}{name}: ok +read_file\(", fan_out, re.M)
-        assert re.search(rf"^ {{8}}{name} completed: \d steps, ", fan_out, re.M)
-        assert re.search(rf"^    ok     agent_spawn\(agent_id=\"{name}\".* In \w+\.md, \d+ lines", fan_out, re.M)
-    last_start = max(fan_out.index(f"step 1 of {name}") for name in SUBAGENTS)
-    assert last_start < min(fan_out.index(f"{name} completed") for name in SUBAGENTS)
-    answer = fan_out.split("3 of 3 sub-agents reported")[1]
-    assert "## stores" in answer
-    assert "- inventory.md:22: - HN-6203 bearing, lower: 2 pieces" in answer
-    assert "- people.md:11: He is trained for the lens motor too" in answer
-    assert "- tides.md:23: On 22 May a boat can land between about 08:15 and 10:15" in answer
+@posix_only
+def test_on_a_terminal_the_question_is_answered_by_key_and_says_who() -> None:
+    terminal = Terminal("demo", env={"RETINUE_DEMO_SPEED": "2"})
+    terminal.see("├ ◐ trains", "├ ◐ flights", "└ ◐ hotels")
+    terminal.see("Question  lead › flights › fares › hold", "flight: DY 1204")
+    while not terminal.sees_soon("you approved: hold hold_seat"):
+        assert "nobody answered" not in terminal.text
+        terminal.type("\x1ba")
+    assert terminal.end() == 0
+    assert any("? fares  cut off in step" in line for line in terminal.seen)
+    assert "nobody answered" not in terminal.text
+    assert "│   └ ✓ hold  The seat is held until noon." in terminal.text
 
 
-def test_it_starts_a_background_task_and_shows_it_finish(cli: Cli) -> None:
-    last = cli("demo").out.split("assistant: Ask tides in the background:")[1]
-    answered = last.index("In the background: tides. I did not wait for that.")
-    waiting = last.index("waiting for 1 background task; press Ctrl-C to stop what still runs")
-    ended = last.index("background task of tides completed: In tides.md, ")
-    assert answered < waiting < ended
-
-
-def test_its_sub_agents_are_declared_without_a_fault(cli: Cli) -> None:
-    assert cli("agents", "validate", str(FOLDER)).out == "3 declared sub-agents can be used, no problems\n"
+def test_keep_leaves_the_folder(tmp_path: Path) -> None:
+    code, _, _ = finished("demo", "--keep", env={**FAST, "TMPDIR": str(tmp_path)})
+    (kept,) = tmp_path.iterdir()
+    assert code == 0
+    assert {"demo.db", "held.txt"} <= {path.name for path in kept.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -84,48 +82,3 @@ def test_the_program_is_named_so_that_it_can_be_typed(
     monkeypatch.setattr("shutil.which", lambda name: on_path)
     monkeypatch.setattr("sys.argv", [argv])
     assert text.program() == typed
-
-
-def test_it_ends_with_a_summary_and_what_to_type_next(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    *_, done, after = cli("demo").out.splitlines()
-    took = r"(\d+ ms|\d+\.\d s)"
-    counted = r"Done: 5 questions, 4 sub-agents, \d+ steps, \d+ tool calls \(1 failed\), \d files read, "
-    assert re.fullmatch(rf"{counted}{took} of work\.", done)
-    assert after == 'Next: retinue run "list the files" --workspace ., or the example in the README.'
-
-
-def test_keep_leaves_the_folder_and_names_it(cli: Cli, tmp_path: Path) -> None:
-    out = cli("demo", "--keep").out
-    (kept,) = tmp_path.iterdir()
-    assert str(kept) in out.splitlines()[-1]
-    made = kept / "agents"  # the record of the background task
-    assert [path.name for path in made.rglob("*.json")] == ["demo.json"]
-    files = {
-        path.relative_to(kept).as_posix(): path.read_bytes()
-        for path in kept.rglob("*")
-        if path.is_file() and made not in path.parents
-    }
-    assert files == {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in FOLDER.rglob("*.md")}
-    assert f"subagents/{SUBAGENTS[0]}.md" in files
-
-
-def test_json_is_events_only(cli: Cli) -> None:
-    code, out, err = cli("demo", "--json")
-    events = [json.loads(line) for line in out.splitlines()]
-    assert code == 0
-    finished = [event for event in events if event["kind"] == "run_finished"]
-    assert [bool(event["ns"]) for event in finished].count(False) == 5
-    assert sorted(event["agent"] for event in finished if event["ns"]) == sorted([*SUBAGENTS, "tides"])
-    assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "task_updated")
-    assert events[-1]["status"] == "completed"
-    assert "rules, not a language model" in err
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_files_are_short_texts(path: Path) -> None:
-    content = path.read_text(encoding="utf-8")
-    assert 150 <= len(content.split()) <= 400
-    assert content.startswith("# ")

@@ -63,7 +63,7 @@ def test_a_stdout_that_is_not_unicode(folder: Path, extra: list[str]) -> None:
 @posix_only
 @pytest.mark.parametrize("args", [["demo"], ["demo", "--json"]])
 def test_a_closed_pipe_ends_quietly(args: list[str]) -> None:
-    process = started(*args)
+    process = started(*args, env={"RETINUE_DEMO_SPEED": "8"})
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()
@@ -204,7 +204,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_clean(folder: Path) -> None:
 @posix_only
 def test_ctrl_c_ends_the_paced_demo() -> None:
     terminal = Terminal("demo")
-    terminal.see("step 2")
+    terminal.see("◐ lead")
     terminal.type("\x03")
     assert terminal.end() == 130
     assert terminal.raw.rindex(b"\x1b[?25h") > terminal.raw.rindex(b"\x1b[?25l")

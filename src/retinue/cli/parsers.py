@@ -58,9 +58,10 @@ are done by any worker that serves their queue and has their agent.
 SIGTERM and Ctrl-C: no run begins a model call or a tool call any more, what runs may finish for --grace seconds, other
 workers continue the runs, and it exits with 0; a second one ends it at once. docs/scale.md says more.""",
     "demo": """\
-Five questions in one conversation about a small folder: the fourth goes to three sub-agents that the folder
-declares in Markdown, the last to one in the background. The model is the built-in offline:rules: rules, not a
-language model. Nothing is sent anywhere.""",
+In half a minute: three agents side by side, a question three levels down, kill -9 of the process in the middle, another
+process that goes on, and what each agent did. The question is answered by itself after 3 seconds if nobody does.
+
+The models are scripted, and it says so: nothing is sent anywhere.""",
     "queues": "docs/scale.md says more.",
     "agents": """\
 Sub-agents are declared in DIR/subagents/*.md and DIR/.claude/agents/*.md; docs/harness.md describes the files.""",
@@ -155,7 +156,7 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "db check": "--db",
     "db migrate": "--db --dry-run",
     "db prune": "--db --older-than --deltas --threads --dry-run",
-    "demo": "--keep",
+    "demo": "--web --keep --plain --ascii",
 }
 
 
@@ -429,6 +430,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--token-file": _value("F", "a file with that token"),
     "--user": _value("ID", "only those of one user"),
     "--user-header": _value("NAME", "the header in which a proxy in front names the user"),
+    "--web": _flag("show it on the page instead"),
     "--workers": _value("N", "processes that share the port", type=count_from_1, default=1),
     "--workspace": _value("DIR", "the folder of the agents (default: this one)"),
     "agents --workspace": _value("DIR", "the same, as for other commands"),

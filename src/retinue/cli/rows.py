@@ -5,7 +5,7 @@ A row has a glyph, a name, what the run does now, and on the right its time, tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -246,13 +246,24 @@ class Item(NamedTuple):
     padding: int
 
 
-def _items(run: RunNode, hidden: set[str], ends: tuple[bool, ...] = ()) -> Iterator[Item]:
-    children = [child for child in shown_children(run) if child.run_id not in hidden]
+def _every_child(run: RunNode) -> list[RunNode]:
+    return [child for call in run.calls.values() for child in call.children.values()]
+
+
+def _items(
+    run: RunNode,
+    hidden: set[str],
+    ends: tuple[bool, ...] = (),
+    below: Callable[[RunNode], list[RunNode]] = shown_children,
+) -> Iterator[Item]:
+    """Yield the rows below a run; `below` says which children those further down have."""
+    above = below if ends else shown_children
+    children = [child for child in above(run) if child.run_id not in hidden]
     padding = min(max((cells(one_line(child.label)) for child in children), default=0), _NAME)
     for child in children:
         own = (*ends, child is children[-1])
         yield Item(child, len(own), own, padding)
-        yield from _items(child, hidden, own)
+        yield from _items(child, hidden, own, below)
 
 
 def tree_rows(run: RunNode, look: Look) -> list[Row]:
@@ -397,10 +408,10 @@ def call_row(call: CallNode, look: Look, room: int) -> Row:
 def ended_rows(run: RunNode, look: Look) -> list[Row]:
     """Return the children of a step that has ended, each with what it did."""
     rows: list[Row] = []
-    for item in _items(run, set()):
+    for item in _items(run, set(), below=_every_child):
         rows.append(_child_row(item, look))
         _, _, pipe, blank = look.branches
-        below = pipe if shown_children(item.run) else blank
+        below = pipe if _every_child(item.run) else blank
         lead = "".join(blank if is_last else pipe for is_last in item.ends) + below
         rows.append([("dim", look.cut(f"{lead}{what_it_did(item.run)}", look.columns))])
     return rows

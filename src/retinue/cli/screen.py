@@ -348,6 +348,13 @@ class Screen(View):
             self._known.pop(target)
         return given
 
+    def waiting(self, target: str) -> Question | None:
+        return self._known.get(target)
+
+    def lose(self, lost: bool) -> None:
+        self.look.lost = lost
+        self.stale(now=True)
+
     def decide(self, run_id: str, call_id: str, answer: Answer) -> None:
         self._decided[run_id, call_id] = answer
 

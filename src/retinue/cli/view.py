@@ -88,6 +88,13 @@ class View:
         """Return the answers of a person to what a run waits for, by the path of the call; none if nobody can be asked."""
         return {}
 
+    def waiting(self, target: str) -> Question | None:
+        """Return the question of a suspended call, if a person sees it."""
+        return None
+
+    def lose(self, lost: bool) -> None:
+        """Show that no process works on the run, or that one does again."""
+
     def decide(self, run_id: str, call_id: str, answer: Answer) -> None:
         """Note the answer to a question that a call is about to ask."""
 
