@@ -1,4 +1,4 @@
-"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models] [--stores] [--pauses] [--against COMMIT]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
+"""scripts/bench [--rounds N] [--json] [--trees] [--tasks] [--telemetry] [--harness] [--models] [--stores] [--storage] [--pauses] [--against COMMIT]: Retinue against a bare-asyncio floor, interleaved, medians of CPU time.
 
 Ratios are what counts: both sides are measured in the same rounds, so a busy machine slows both. Times are scaled by a
 calibration loop timed in the same round (10 ms is the reference), because the speed of a shared core wanders; ratios are not.
@@ -173,7 +173,7 @@ def show_alone(options: argparse.Namespace) -> int | None:
         from benchmarks import against
 
         return 0 if against.compare(options.against, options.rounds) else 1
-    for name in ("engines", "scale"):  # they need servers
+    for name in ("engines", "scale", "storage"):  # they need servers
         if getattr(options, name):
             import_module(f"benchmarks.{name}").show()
             return 0
@@ -198,6 +198,7 @@ def main() -> int:
     parser.add_argument("--telemetry", action="store_true", help="only what spans, metrics and log lines cost")
     parser.add_argument("--harness", action="store_true", help="only declarations in files, and spawning")
     parser.add_argument("--stores", action="store_true", help="only what keeping everything costs")
+    parser.add_argument("--storage", action="store_true", help="only the bytes that databases keep (ten minutes)")
     parser.add_argument("--pauses", action="store_true", help="only the pauses that hostile input causes")
     parser.add_argument("--engines", action="store_true", help="only workers on PostgreSQL and Temporal (a minute)")
     parser.add_argument("--against", metavar="COMMIT", help="only this: another commit and this tree, interleaved")

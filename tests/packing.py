@@ -39,8 +39,7 @@ async def everything(store: SqlStore, log_id: str) -> tuple[list[Any], Any, Any]
         events += page[0]
     runs = await store.database.rows("SELECT run_id FROM runs WHERE log_id = ? ORDER BY run_id", log_id)
     records = [await store.load_run(run_id) for (run_id,) in runs]
-    requests = [await store.read_request(run_id) for (run_id,) in runs]
-    return events, await store.read_log(log_id), (records, requests)
+    return events, await store.read_log(log_id), records
 
 
 async def check_packing(store: SqlStore) -> int:

@@ -50,11 +50,12 @@ from retinue.storage.stores import sql_store
 from retinue.testing import ScriptedModel, call, say, think
 from retinue.testing.stores import stored_run
 
-from ..effort import share
+from ..effort import IS_LONG, share
 from ..packing import check_packing, compare, everything
 from ..prepared import PYTHON
 from .stored import tamper
 
+REQUEST = b'{"messages":["what a program asks at first"],"digest":"of a request"}'
 ALPHABETS = ("abcdefgh ", 'ab"\\\n\t', "e\u0301\u0308\u200d", "\U0001f469\u200d\U0001f680ß\x00", '{"[,:]}')
 
 
@@ -148,7 +149,7 @@ async def put(store: SqlStore, program: Program, *, has_thread: bool = True) -> 
     record = stored_run("r1", 1.0, RunStatus.COMPLETED)
     assert record.result is not None
     record.result = replace(record.result, messages=tuple(program.said), response=program.said[-1].text)
-    await store.begin_run(stored_run("r1"), b'{"messages":["' + b"x" * 50 + b'"]}', "p1", 60.0)
+    await store.begin_run(stored_run("r1"), REQUEST, "p1", 60.0)
     for first in range(0, len(rows), 300):
         await store.write(LogBatch(log_id="r1", epoch=1, rows=rows[first : first + 300]))
     thread = ThreadRecord(thread_id="t1", messages=tuple(program.said))
@@ -165,6 +166,7 @@ async def test_a_packed_log_says_what_it_said(tmp_path: Path, seed: int) -> None
     deltas = await store.read_deltas("r1", 3, last - 2)
     assert await check_packing(store) == 1
     assert await store.load_thread("t1") == conversation
+    assert await store.read_request("r1") == REQUEST
     assert await store.last_event("r1") == last
     again = await store.read_deltas("r1", 3, last - 2)
     assert [(one.seq, one.kind) for one in again] == [(one.seq, one.kind) for one in deltas]
@@ -223,7 +225,7 @@ async def test_each_text_is_stored_in_one_row(store: SqlStore) -> None:
         assert {name: await rows_with(store, said[name]) for name in names} == {
             **{name: ["messages"] for name in names},
             "childthink": ["said"],
-            "ctx": ["said"],
+            "ctx": ["packs"],
         }
         conversation = [message.text for message in await runtime.messages("t")]
         assert [said["input"], said["second"]] == [
@@ -263,9 +265,9 @@ async def test_a_packer_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     store = sql_store(url)
     await put(store, Program(3))
     before = await everything(store, "r1")
-    step, ended = 0, 0
+    step, ended = -1, False
     while not ended:
-        step += 1
+        step += 1 if IS_LONG else 3
         process = await asyncio.create_subprocess_exec(
             PYTHON, "-c", PACK_AND_DIE, url, str(step), stdout=asyncio.subprocess.PIPE
         )

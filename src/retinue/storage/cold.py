@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -18,16 +19,18 @@ from ..core.rows import Private
 from .deltas import (
     Columns,
     Deltas,
+    Planes,
     Stream,
     Streams,
-    as_order,
     build_deltas,
     decode_row,
+    from_planes,
     interpolated,
     is_arguments,
     is_text,
     sampled,
     times_of,
+    to_planes,
 )
 from .packs import decode_private, events_from_json
 from .references import (
@@ -47,6 +50,8 @@ from .schema import DELTAS_KIND
 
 MOST_EVENTS, MOST_BYTES = 1_000, 256_000
 """The events, and the bytes that they take as JSON, that fill a pack."""
+FEW = 250
+"""So few events at the end of a log join the pack before."""
 _DELTA_BYTES = 40
 """Bytes that a delta counts, besides its piece."""
 
@@ -60,10 +65,11 @@ class Pack(Struct, frozen=True, array_like=True, tag="p", gc=False):
 
     threads: list[str]
     events: Gapped
-    numbers: list[int]
-    """The streams of the deltas, by their numbers in the log."""
-    starts: list[int]
-    """The place in the text of each of these streams at which its first piece here begins."""
+    numbers: Planes
+    """The streams of the deltas, in order, each as its distance from the one before."""
+    least: int
+    starts: Planes
+    """The place in the text of each of these streams at which its first piece here begins, from `least` on."""
     columns: Columns
     streams: Streams | None = None
     """The streams of the log, if this is its only pack."""
@@ -124,7 +130,7 @@ class _Texts:
             self._pieces[number].append(text)
             own.append(number)
         columns = row.columns
-        deltas = zip(columns.order, columns.lengths, times_of(columns.at), strict=True)
+        deltas = zip(from_planes(columns.order), from_planes(columns.lengths), times_of(columns.at), strict=True)
         for seq, (number, length, at) in enumerate(deltas, row.first):
             yield _Delta(seq, own[number], length, at)
 
@@ -164,6 +170,7 @@ def rewrite(
     ]
     packed = Streams([*finder.threads], [head for head, _ in streams], table)
     chunks = list(_chunks(items))
+    _join_last(chunks)
     used: dict[int, int] = {}
     is_only = len(chunks) == 1
     packs = [_packed(chunk, size, finder, used, packed if is_only else None) for chunk, size in chunks]
@@ -230,6 +237,13 @@ def _chunks(items: Sequence[_Item | _Delta]) -> Iterator[tuple[list[_Item | _Del
         yield some, size
 
 
+def _join_last(chunks: list[tuple[list[_Item | _Delta], int]]) -> None:
+    """Let the last pack join the one before if it is small."""
+    if len(chunks) > 1 and len(chunks[-1][0]) <= FEW and chunks[-2][1] + chunks[-1][1] < MOST_BYTES:
+        some, size = chunks.pop()
+        chunks[-1] = [*chunks[-1][0], *some], chunks[-1][1] + size
+
+
 def _text_sizes(gaps: Sequence[int]) -> Iterator[int]:
     for place in range(0, len(gaps), 5):
         yield gaps[place + 4] or 1_000
@@ -243,17 +257,21 @@ def _packed(
     events = [item for item in items if isinstance(item, _Item) and item.private is None]
     parts = [item.private for item in items if isinstance(item, _Item) and item.private is not None]
     body, gaps = _joined([finder.replace(item.body, item.gaps) for item in events])
-    numbers = {number: place for place, number in enumerate(dict.fromkeys([delta.stream for delta in deltas]))}
-    starts = [used.get(number, 0) for number in numbers]
+    met = sorted({delta.stream for delta in deltas})
+    numbers = {number: place for place, number in enumerate(met)}
+    starts = [used.get(number, 0) for number in met]
+    least = min(starts, default=0)
     for delta in deltas:
         used[delta.stream] = used.get(delta.stream, 0) + delta.length
     seqs = [delta.seq for delta in deltas]
     columns = Columns(
-        as_order([numbers[delta.stream] for delta in deltas]),
-        [delta.length for delta in deltas],
+        to_planes([numbers[delta.stream] for delta in deltas]),
+        to_planes([delta.length for delta in deltas]),
         sampled(seqs, [delta.at for delta in deltas]),
     )
-    pack = Pack([*finder.threads], Gapped(body, gaps), [*numbers], starts, columns, streams)
+    steps = to_planes([number - before for before, number in pairwise([0, *met])])
+    offsets = to_planes([start - least for start in starts])
+    pack = Pack([*finder.threads], Gapped(body, gaps), steps, least, offsets, columns, streams)
     private = None
     if parts:
         private = encode_excerpt(finder.replace(b"[%b]" % b",".join(parts)), finder.threads)
@@ -317,12 +335,13 @@ def events_of(pack: Pack, homes: Homes) -> list[Event]:
 
 def deltas_of(pack: Pack, seq: int, held: int, events: Sequence[Event], stream: StreamOf) -> list[Event]:
     """Return the deltas of a pack, which has the numbers up to `seq`, so many; `events` are the others."""
-    if not pack.numbers:
+    if not any(pack.columns.order):
         return []
     others = {event.seq for event in events}
     seqs = [number for number in range(seq - held + 1, seq + 1) if number not in others]
-    streams = [stream(number) for number in pack.numbers]
-    return build_deltas(streams, pack.starts, pack.columns, seqs, interpolated(seqs, pack.columns.at))
+    streams = [stream(number) for number in accumulate(from_planes(pack.numbers))]
+    starts = [pack.least + offset for offset in from_planes(pack.starts)]
+    return build_deltas(streams, starts, pack.columns, seqs, interpolated(seqs, pack.columns.at))
 
 
 def all_of(pack: Pack, seq: int, held: int, homes: Homes, stream: StreamOf) -> list[Event]:
@@ -347,5 +366,5 @@ def private_of(body: bytes | None, homes: Homes) -> list[tuple[int, int, Private
 
 def without_deltas(pack: Pack) -> bytes:
     """Encode a pack without its deltas."""
-    bare = Pack(pack.threads, pack.events, [], [], Columns(b"", [], []))
+    bare = Pack(pack.threads, pack.events, [b""], 0, [b""], Columns([b""], [b""], []))
     return compress(_pack(bare))

@@ -118,6 +118,10 @@ class Link:
     def lock_threads(self, thread_ids: Sequence[str]) -> None:
         """Make others who change these threads wait until the commit."""
 
+    def moved(self, table: str) -> str:
+        """Return what an UPDATE that makes a row smaller says first, where the room that it leaves would be lost."""
+        return ""
+
     def give_back(self) -> None:
         """Give some of the room of deleted rows back to the system, where the database does not do that itself."""
 

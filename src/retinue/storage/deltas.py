@@ -34,11 +34,33 @@ _pack, _to_json = msgspec.msgpack.Encoder().encode, msgspec.json.Encoder().encod
 _decode_any = msgspec.json.decode
 
 
+Planes = list[bytes]
+"""Numbers as columns of bytes, the lowest first: the higher ones are mostly alike, so they take no room."""
+
+
+def to_planes(numbers: Sequence[int]) -> Planes:
+    """Encode numbers from 0 to 2**32 - 1."""
+    packed = struct.pack(f"<{len(numbers)}I", *numbers)
+    planes = [packed[place::4] for place in range(4)]
+    while planes and not any(planes[-1]):
+        planes.pop()
+    return planes or [bytes(len(numbers))]
+
+
+def from_planes(planes: Planes) -> Sequence[int]:
+    if len(planes) == 1:
+        return planes[0]
+    packed = bytearray(4 * len(planes[0]))
+    for place, plane in enumerate(planes):
+        packed[place::4] = plane
+    return struct.unpack(f"<{len(planes[0])}I", packed)
+
+
 class Columns(Struct, frozen=True, array_like=True, gc=False):
     """Deltas, in order: the stream of each, as a number, the length of its piece in characters, and times as `_times`."""
 
-    order: bytes | list[int]
-    lengths: list[int]
+    order: Planes
+    lengths: Planes
     at: list[int]
 
 
@@ -127,12 +149,9 @@ def pack_deltas(deltas: Sequence[Any]) -> bytes:
         heads.append(head_of(deltas[order.index(number)]))
         texts.append(text)
         lengths.append(iter(each))
-    columns = Columns(as_order(order), [next(lengths[number]) for number in order], _times([one.at for one in deltas]))
+    sizes = [next(lengths[number]) for number in order]
+    columns = Columns(to_planes(order), to_planes(sizes), _times([one.at for one in deltas]))
     return compress(_pack(Deltas(deltas[0].seq, heads, texts, columns)), FAST)
-
-
-def as_order(numbers: list[int]) -> bytes | list[int]:
-    return bytes(numbers) if not numbers or max(numbers) < 256 else numbers
 
 
 def _times(times: Sequence[float]) -> list[int]:
@@ -170,7 +189,8 @@ def build_deltas(
     ends = [*starts]
     copied = [stream.delta for stream in streams]
     texts = [stream.text for stream in streams]
-    for number, length, seq, at in zip(columns.order, columns.lengths, seqs, times, strict=True):
+    order, lengths = from_planes(columns.order), from_planes(columns.lengths)
+    for number, length, seq, at in zip(order, lengths, seqs, times, strict=True):
         start = ends[number]
         ends[number] = end = start + length
         made.append(replace(copied[number], seq=seq, at=at, delta=texts[number][start:end]))

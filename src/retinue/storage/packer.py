@@ -183,8 +183,27 @@ def _threads_of(rows: Sequence[Any]) -> dict[str, int]:
 
 
 def _rewrite(log: _Log) -> cold.Rewritten:
-    columns = [column for _, *both in log.runs for column in both]
+    columns: list[bytes | None] = []
+    for _, request, result in log.runs:
+        columns += [request if _has_digest(request) else None, result]
     return cold.rewrite(log.rows, log.threads, columns)
+
+
+def _has_digest(request: bytes | None) -> bool:
+    """Return whether a request is needed after the end of its run: only to recognise the same request."""
+    if request is None:
+        return False
+    try:
+        return bool(_decode_digest(request).digest)
+    except msgspec.MsgspecError:
+        return True  # it is none of ours
+
+
+class _Digest(Struct):
+    digest: str = ""
+
+
+_decode_digest = msgspec.json.Decoder(_Digest).decode
 
 
 def _swap(link: Link, log_id: str, log: _Log, new: cold.Rewritten) -> None:
@@ -196,7 +215,9 @@ def _swap(link: Link, log_id: str, log: _Log, new: cold.Rewritten) -> None:
     link.insert("packs (log_id, seq, held, deltas, size, body, private)", [(log_id, *row) for row in new.packs])
     for place, (run_id, _, _) in enumerate(log.runs):
         request, result = new.columns[2 * place : 2 * place + 2]
-        link.run("UPDATE runs SET request = ?, result = ? WHERE run_id = ?", request, result, run_id)
+        link.run(
+            f"UPDATE runs SET {link.moved('runs')}request = ?, result = ? WHERE run_id = ?", request, result, run_id
+        )
     for thread_id, (first, messages) in log.threads.items():
         keep_messages(link, thread_id, first + len(messages) - 1)
     # Nobody reads an answered wish again, only its id.

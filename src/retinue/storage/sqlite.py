@@ -190,6 +190,9 @@ class SqliteLink(Link):
         if rows:
             self._connection.executemany(f"INSERT INTO {into} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
+    def moved(self, table: str) -> str:
+        return f"rowid = (SELECT MAX(rowid) + 1 FROM {table}), "
+
     def give_back(self) -> None:
         free = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
         for _ in range(min(free, _PAGES)):  # sqlite3 runs one step of it, which is one page
