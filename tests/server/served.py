@@ -73,6 +73,10 @@ async def start_agents() -> list[Agent]:
 
 
 def runtime(url: str) -> Runtime:
+    """Return a runtime, or end this process if a file says so; only once."""
+    with suppress(FileNotFoundError):
+        (_folder() / "dies").unlink()
+        os._exit(7)
     return Runtime.open(url, agents, on_close="leave", lease=8.0)
 
 

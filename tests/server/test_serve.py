@@ -202,6 +202,7 @@ async def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         while len(_pids(tmp_path, "a")) < 2:
             await _start_alone(server, secret, tmp_path, "a")
         victim = _pids(tmp_path, "a").pop()
+        (tmp_path / "dies").touch()  # the process that takes its place
         os.kill(victim, signal.SIGKILL)
         (tmp_path / "a").touch()
         for run in (await ann.get(RUNS)).body["items"]:
@@ -212,6 +213,7 @@ async def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         assert await server.end() == 0
         errors = await server.errors()
         assert "a worker ended with exit code -9: another takes its place" in errors
+        assert "a worker ended with exit code 7 before it listened: another is started" in errors
     for pid in _pids(tmp_path, "b"):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
