@@ -18,6 +18,7 @@ from ..core.messages import Message, Role
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
 from ..core.stores import ThreadSummary
+from ..log.read import read_until
 from ..runtime.run import Run, check_loop, check_place, fork_place
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
@@ -218,7 +219,7 @@ class Client:
 
         It ends when the run and every task under it have ended. A run that waits for a human is waited for.
         """
-        return cast("AsyncIterator[AnyEvent]", self._runs.reader(run_id, after).read())
+        return cast("AsyncIterator[AnyEvent]", read_until(self._runs.log(run_id).read(after), notices=True))
 
     def parts(
         self, run_id: str, modes: Mode | Iterable[Mode] = ("updates",), after: int = 0

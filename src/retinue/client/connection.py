@@ -17,13 +17,14 @@ from ..core.concurrency import Backoff, Jobs
 from ..core.content import to_json_bytes
 from ..core.errors import ConfigurationError, DecisionRefused, RetinueError, RunElsewhere, ServerError, StoreError
 from ..core.secrets import redact, secrets_of
-from ..wire.sse import EventDecoder, EventTooLong
+from ..wire.sse import EventDecoder, EventTooLong, data_of
 
 ANSWER_SECONDS = 60.0
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
 MOST_BYTES = 64_000_000
 _RETRY = re.compile(rb"^retry: ?(\d{1,6})$", re.M)
 _SHOWN = 300
+_CAUGHT_UP = b": caught_up"
 
 PROBLEMS = (aiohttp.ClientError, TimeoutError, OSError, EventTooLong)
 """The errors after which a request may be made again."""
@@ -35,6 +36,16 @@ def encode_body(body: Any) -> bytes:
         return to_json_bytes(body)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigurationError(f"this cannot be sent to a server: {exc}") from None
+
+
+class Received(msgspec.Struct, frozen=True):
+    """What came at once of a stream of events."""
+
+    data: list[bytes]
+    pause: float = 0.0
+    """Seconds after which to connect again, once the stream ends."""
+    is_caught_up: bool = False
+    """True if everything that is stored has come."""
 
 
 class Unavailable(Exception):
@@ -135,8 +146,8 @@ class Connection:
                 problem = self.unreachable(exc)
             await backoff.wait(problem, after)
 
-    async def stream(self, path: str) -> AsyncGenerator[tuple[list[bytes], float]]:
-        """Yield the data of server-sent events as they come, and the seconds after which to connect again."""
+    async def stream(self, path: str) -> AsyncGenerator[Received]:
+        """Yield server-sent events as they come."""
         headers = {"accept": "text/event-stream", **self._headers}
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         decoder = EventDecoder(MOST_BYTES)
@@ -147,12 +158,14 @@ class Connection:
                 raise Unavailable(self.refusal(response.status, await response.read()))
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.refusal(response.status, await response.read())
-            yield [], 0.0
+            yield Received([])
             async for data in whole_chunks(response):
                 hint = _RETRY.search(data) if b"retry:" in data else None
-                found = decoder.feed(data)
-                if found or hint:
-                    yield found, 0.0 if hint is None else int(hint[1]) / 1000
+                blocks = decoder.split(data)
+                found = [shown for block in blocks if (shown := data_of(block))]
+                is_caught_up = any(block.startswith(_CAUGHT_UP) for block in blocks)
+                if found or hint or is_caught_up:
+                    yield Received(found, 0.0 if hint is None else int(hint[1]) / 1000, is_caught_up)
 
     def _decode(self, status: int, data: bytes) -> dict[str, Any]:
         try:

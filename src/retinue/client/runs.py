@@ -15,11 +15,11 @@ from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadB
 from ..core.events import Namespace
 from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique
+from ..log.fanout import Budget
 from ..log.read import leg_of, read_until
-from ..runtime.followed import FollowedLog
 from ..runtime.run import Opened, Run, result_at
 from .connection import ANSWER_SECONDS, Connection, encode_body
-from .events import EventReader
+from .events import HttpLog, RemoteLog
 
 WAIT = 20
 """Seconds for which one request waits for a result."""
@@ -52,7 +52,7 @@ class RemoteRuns:
     """The requests that handles send to the server."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection, self._budget = connection, Budget()
         self.formats: dict[str, OutputFormat | None] = {}
         """The output types of agents that callers gave as objects."""
 
@@ -66,7 +66,8 @@ class RemoteRuns:
             try:
                 answer = await self._send(request)
                 run.run_id, run.thread_id = answer["run_id"], answer["thread_id"]
-                log, first = self._log(run.run_id, answer.get("after", 0))
+                first = answer.get("after", 0)
+                log = RemoteLog(self.log(run.run_id), first, self._budget)
                 opened.set_result((log, first))
                 if watch:
                     async for _ in read_until(log.read(first), leg_of(run.run_id)):
@@ -101,13 +102,8 @@ class RemoteRuns:
             return tuple([item["name"] for item in await self.items("agents")])
         return ()
 
-    def reader(self, run_id: str, after: int) -> EventReader:
-        return EventReader(self._connection, run_id, after, self._has_ended)
-
-    def _log(self, run_id: str, first: int) -> tuple[FollowedLog, int]:
-        """Return the whole log: what ran before an answer counts too, such as children and tasks."""
-        reader, connection = self.reader(run_id, 0), self._connection
-        return FollowedLog(run_id, lambda _: reader.read(), first, connection.spawn, connection.closed), first
+    def log(self, run_id: str) -> HttpLog:
+        return HttpLog(self._connection, run_id, self._has_ended)
 
     # --- what handles need
 
@@ -140,7 +136,7 @@ class RemoteRuns:
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool, ns: Namespace = ()) -> RunResult:
         body = {"tasks": tasks, "reason": reason, "grace": grace, **({"ns": ns} if ns else {})}
         await self._ask(run_id, "/cancel", "POST", body=encode_body(body), seconds=ANSWER_SECONDS + grace)
-        return await (result_at(self.reader(run_id, 0).read(), ns, grace) if ns else self.result(run_id))
+        return await (result_at(read_until(self.log(run_id).read()), ns, grace) if ns else self.result(run_id))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         path, body = f"tasks/{quote(task_id, safe='')}/cancel", encode_body({"run_id": run_id})

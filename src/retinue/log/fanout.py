@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 from msgspec import Struct
 
@@ -58,7 +59,7 @@ class Budget:
 
     def __init__(self, ring_bytes: int = RING_BYTES, all_bytes: int = ALL_BYTES) -> None:
         self._ring_bytes, self._all_bytes = ring_bytes, all_bytes
-        self._fanouts: set[Fanout] = set()
+        self._fanouts: WeakSet[Fanout] = WeakSet()
 
     @property
     def share(self) -> int:

@@ -130,7 +130,8 @@ class StoreReader:
     """Reads a stored log page by page, and waits for changes at its end."""
 
     def __init__(self, log: StoreLog, after: int, run_id: str = "") -> None:
-        self._log, self.seq, self._run_id = log, after, run_id
+        self._log, self._run_id = log, run_id
+        self.seq: int = after
         self.ended = self._is_known = False
         self.ready = True
         self._watching: AbstractContextManager[Watch] | None = None
@@ -218,6 +219,32 @@ class Silence:
         record = await log.store.load_run(log.log_id)
         agent = "" if record is None else record.identity.agent
         return ErrorRaised(at=log.clock(), run_id=log.log_id, agent=agent, code=code, message=message)
+
+
+class Cursor:
+    """A place in a log whose events come over a connection that may break, repeat or lose some.
+
+    Invariant: it accepts only the event after the last one. A number is skipped only where the log, asked again, does not
+    have it, as after retention; from then on gaps are believed.
+    """
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self._missing_before = 0
+        self._has_gaps = False
+
+    def accept(self, event: Event) -> bool:
+        """Return whether an event is new. Raise ConnectionError if one before it is missing: connect again after `seq`."""
+        seq = event.seq
+        if seq <= self.seq:
+            return False
+        if seq > self.seq + 1 and not self._has_gaps:
+            if self._missing_before != seq:
+                self._missing_before = seq
+                raise ConnectionError(f"event {self.seq + 1} is missing")
+            self._has_gaps = True
+        self.seq = seq
+        return True
 
 
 # --- filters

@@ -24,7 +24,7 @@ class EventDecoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that are complete now."""
-        return [found for block in self.split(data) if (found := _data_of(block))]
+        return [found for block in self.split(data) if (found := data_of(block))]
 
     def split(self, data: bytes) -> list[bytes]:
         """Return the blocks of lines that are complete now, for `read_event`."""
@@ -48,7 +48,7 @@ class EventDecoder:
     def finish(self) -> list[bytes]:
         """Return the data of a last event without its blank line, if there is one."""
         rest, self._rest, self._size, self._held = b"".join(self._rest), [], 0, b""
-        found = _data_of(rest)
+        found = data_of(rest)
         return [found] if found else []
 
     def _unify(self, data: bytes) -> bytes:
@@ -66,10 +66,10 @@ def read_event(block: bytes) -> tuple[str, str, bytes]:
         name, _, value = line.partition(b":")
         if name in fields:
             fields[name] = value.removeprefix(b" ")
-    return fields[b"event"].decode(errors="replace"), fields[b"id"].decode(errors="replace"), _data_of(block)
+    return fields[b"event"].decode(errors="replace"), fields[b"id"].decode(errors="replace"), data_of(block)
 
 
-def _data_of(block: bytes) -> bytes:
+def data_of(block: bytes) -> bytes:
     if block.startswith(b"data: ") and b"\n" not in block:
         return block[6:]
     lines: list[bytes] = []
