@@ -32,11 +32,11 @@ ON_DATABASE = [["db", "check"], ["db", "migrate"], ["db", "prune", "--older-than
 WITH_DATABASE = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
 AGENTS = [["agents", "list"], ["agents", "validate"]]
 ON_ENGINE = [["worker", "."], ["queues"]]
-ALL = [*WITH_DATABASE, *AGENTS, *ON_ENGINE, ["demo"]]
+ALL = [*WITH_DATABASE, *AGENTS, *ON_ENGINE, ["demo"], ["replay", "x"]]
 NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "db")]
 CREATING = [RUN, CHAT, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
 """Commands that make the database they are given."""
-SINGLE = ("run", "chat", "serve", "worker", "queues", "demo")
+SINGLE = ("run", "chat", "serve", "worker", "queues", "demo", "replay")
 IN_FOLDER = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, *AGENTS]
 
 
@@ -90,7 +90,7 @@ def test_a_missing_argument(cli: Cli, command: list[str]) -> None:
         (["rnu"], "unknown command 'rnu'; did you mean run? see retinue --help"),
         (
             ["fly"],
-            "unknown command 'fly'; choose from run, chat, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
+            "unknown command 'fly'; choose from run, chat, replay, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
         ),
         (["tasks", "lst"], "unknown action 'lst'; did you mean list? see retinue tasks --help"),
         (["runs", "list", "--status", "runing"], "--status: unknown value 'runing'; did you mean running?"),

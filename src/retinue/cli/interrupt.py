@@ -125,6 +125,7 @@ async def watch(
     *,
     has_ended: bool = False,
     waits_for_tasks: bool = True,
+    record: Callable[[Event], None] | None = None,
 ) -> RunResult:
     """Show a run and its background tasks until they end. An interrupt cancels them.
 
@@ -138,6 +139,8 @@ async def watch(
         last, tasks = 0, set[str]()
         async for event in run:
             last = event.seq
+            if record is not None:
+                record(event)
             if has_ended:
                 await _show_task(event, view, interrupt, terminal)
                 continue
@@ -153,6 +156,8 @@ async def watch(
         if tasks and not interrupt.happened:
             view.note(f"waiting for {count(len(tasks), 'background task')}; press Ctrl-C to stop what still runs")
         async for event in run.follow(last):
+            if record is not None:
+                record(event)
             await _show_task(event, view, interrupt, terminal)
         return result
 
@@ -180,9 +185,10 @@ async def converse(
     consent: Consent | None = None,
     *,
     waits_for_tasks: bool = True,
+    record: Callable[[Event], None] | None = None,
 ) -> RunResult:
     """Show a run to its end: what it waits for is asked, and `answer` continues it with the decisions."""
-    result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks)
+    result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks, record=record)
     while result.status.is_waiting and not interrupt.happened:
         async with until_stopped(view.answers(result), interrupt.wait()) as asking:
             given = asking.result() if asking.done() else {}
@@ -190,7 +196,7 @@ async def converse(
             break
         decisions = {target: one.decision(_ticket(result, target)) for target, one in given.items()}
         run = answer(result.run_id, decisions)
-        result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks)
+        result = await watch(run, view, interrupt, consent=consent, waits_for_tasks=waits_for_tasks, record=record)
     return result
 
 

@@ -62,6 +62,7 @@ In half a minute: three agents side by side, a question three levels down, kill 
 process that goes on, and what each agent did. The question is answered by itself after 3 seconds if nobody does.
 
 The models are scripted, and it says so: nothing is sent anywhere.""",
+    "replay": "Nothing runs: the events are those of the file. docs/terminal.md says more.",
     "queues": "docs/scale.md says more.",
     "agents": """\
 Sub-agents are declared in DIR/subagents/*.md and DIR/.claude/agents/*.md; docs/harness.md describes the files.""",
@@ -87,6 +88,7 @@ _GROUPS = {
 _COMMANDS = {  # the function, what it does, and an example
     "run": ("run:run", "ask one question about the files of a folder", '"Where is the key kept?" --workspace docs'),
     "chat": ("chat:chat", "talk about the files of a folder", "--workspace docs --db sqlite:///app.db"),
+    "replay": ("replay:replay", "show a run again that was recorded", "run.jsonl --speed 4"),
     "agents list": ("agents:list_agents", "list the sub-agents of a folder", "examples/workspace"),
     "agents validate": (
         "agents:validate_agents",
@@ -129,7 +131,8 @@ _CONSENT = "--yes --allow --read-only"
 _FOLDER = f"--workspace --agent --subagents --shell {_CONSENT} --model --thread --db --max-steps --server --token --plain --ascii"
 _AGENT_OF_RUN = "--target|--workspace --model"
 _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
-    "run": f"question {_FOLDER}",
+    "run": f"question {_FOLDER} --record",
+    "replay": "file --speed --plain --ascii",
     "chat": f"{_FOLDER} --continue",
     "agents list": "folder --workspace",
     "agents validate": "folder --workspace",
@@ -398,6 +401,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--public": _flag("allow --no-auth on an address that others can reach"),
     "--push-private": _flag("let A2A push notifications go to this machine and its network"),
     "--queues": _value("A,B", "the queues to take runs from (default: default)", default="default"),
+    "--record": _value("FILE", "write the events to a file that retinue replay shows"),
     "--rate": _value("R", "requests a second for each user", type=above_0),
     "--read-only": _flag("refuse whatever would write, edit or execute"),
     "--reason": _value("TEXT", "why, for the record", default="cancelled"),
@@ -410,6 +414,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--shared-files": _flag("let all users work on the same files, which their agents read and overwrite"),
     "--shell": _flag("let the agents run any command, as you could yourself"),
     "--slots": _value("N", "runs at once (default: 16)", type=count_from_1, default=16),
+    "--speed": _value("N", "so many times as fast (default: 1)", type=above_0, default=1.0),
     "runs --status": _one_of("queued", *[status.value for status in RunStatus]),
     "tasks --status": _one_of("pending", "running", "completed", "failed", "cancelled", "all", default="all"),
     "--subagents": _value("DIR", "use the sub-agents in DIR/subagents as well"),
@@ -435,6 +440,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--workspace": _value("DIR", "the folder of the agents (default: this one)"),
     "agents --workspace": _value("DIR", "the same, as for other commands"),
     "--yes": _flag("do not ask before agents write, edit or execute"),
+    "file": _value("FILE", "what retinue run --record has written"),
     "folder": _value("DIR", "the folder of the agents (default: this one)", nargs="?"),
     "question": _value("QUESTION", "what to ask, in quotes"),
     "run_id": _value("RUN", "the id of the run; retinue runs list shows them"),
