@@ -41,7 +41,7 @@ def test_it_is_drawn_on_a_terminal(cli: Cli, folder: Path, tmp_path: Path) -> No
         ("", "is no record of a run: retinue run … --record FILE makes one"),
         ("{}\n", "is no record of a run"),
         ('{"retinue_record": 9}\n', "has record format 9: this version of retinue reads 1"),
-        ('{"retinue_record": 1}\n{"kind": 3}\n', "line 2: this is no event"),
+        ('{"retinue_record": 1}\n[]\n', "line 2: this is no event"),
     ],
 )
 def test_what_is_no_record_is_refused_with_the_line(cli: Cli, tmp_path: Path, text: str | None, problem: str) -> None:
