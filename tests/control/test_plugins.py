@@ -23,6 +23,7 @@ from retinue import (
     file_tools,
     tool,
 )
+from retinue.events import Compacted
 from retinue.plugins import ResultFiles, StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool
 from retinue.testing import RecordingSink, ScriptedModel, call, say
 
@@ -205,10 +206,10 @@ async def test_compaction_shortens_what_the_model_reads_and_keeps_what_is_stored
     for request in model.requests:
         asked = [c.id for m in request.messages for c in m.tool_calls]
         assert asked == [m.tool_call_id for m in request.messages if m.role == "tool"]
-    told: list[Any] = [e.data for e in sink.of("custom")]
-    assert {t["type"] for t in told} == {"compaction"}
+    told: list[Compacted] = sink.of("compacted")
     ids = [m.id for m in result.messages]
-    assert told[0]["dropped"] + told[0]["kept"] == ids[: len(told[0]["dropped"]) + len(told[0]["kept"])]
+    assert [ids.index(t.kept_from) for t in told] == sorted({ids.index(t.kept_from) for t in told})
+    assert all(t.usage == Usage() and t.problem is None for t in told)
     assert model.requests[-1].messages[1].text.startswith("Earlier in this conversation (shortened):\n- user: go")
     assert (await runtime.run("a", "more", thread_id="t")).response == "next"
 

@@ -90,8 +90,8 @@ async def test_a_file_that_is_not_ours_is_named_and_left_alone(office: Office, t
     assert answered.endswith("status: ok\nreply:\nhi")
     assert path.read_bytes() == data
     assert office.begun == ["say hi"], "the task was started though it could not be written down"
-    system = office.model.requests[-1].messages[0].text
-    assert re.search(rf"# Async tasks \(current session\)\n\nThey cannot be read just now: {error}$", system, re.DOTALL)
+    last = office.model.requests[-1].messages[-1].text
+    assert re.fullmatch(rf"# Async tasks \(current session\)\n\nThey cannot be read just now: {error}", last, re.DOTALL)
     events: list[Any] = [event async for event in office.runtime.events(result.run_id)]
     told = {event.data["type"] for event in events if event.kind == "custom"}
     assert told == {"tasks_unreadable"}

@@ -308,7 +308,7 @@ async def test_a_task_of_this_process_is_running_before_its_record_says_so(tmp_p
         assert await office.do("task_list", {"status_filter": "pending"}) == (
             "No background tasks tracked with status 'pending'."
         )
-        assert f"- task_id: {task_id}  agent: worker  status: running" in office.model.requests[-1].messages[0].text
+        assert f"- task_id: {task_id}  agent: worker  status: running" in office.model.requests[-1].messages[-1].text
         slow.gate.set()
         assert (await office.ended(task_id)).status is TaskStatus.COMPLETED
 

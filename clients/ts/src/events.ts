@@ -641,6 +641,37 @@ export interface Handoff {
   readonly reason: string;
 }
 
+/** The model reads less of the conversation from now on, because its window was nearly full. What is stored stays whole. */
+export interface Compacted {
+  readonly kind: "compacted";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly tokens_before: number;
+  readonly tokens_after: number;
+  readonly kept_from: string;
+  readonly path: string;
+  readonly summary: string;
+  readonly usage: Usage;
+  readonly problem: string | null;
+}
+
+/** The next request does not begin like the last one, so that the provider's cache does not have it. */
+export interface CachePrefixChanged {
+  readonly kind: "cache_prefix_changed";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly cause: string;
+  readonly tokens: number;
+}
+
 /** Data that a tool or plugin sends to the readers of the events. */
 export interface Custom {
   readonly kind: "custom";
@@ -921,4 +952,4 @@ export interface UserShape {
   readonly user_id: string;
 }
 
-export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Custom | ErrorRaised | UnknownEvent;
+export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Compacted | CachePrefixChanged | Custom | ErrorRaised | UnknownEvent;

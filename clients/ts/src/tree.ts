@@ -484,6 +484,13 @@ const READERS = {
   handoff: (_draft, event, run) => {
     run.notes = [...run.notes, `handed over to ${event.to_agent}`];
   },
+  compacted: (_draft, event, run) => {
+    run.usage = addUsage(run.usage, event.usage);
+    run.notes = [...run.notes, compactionNote(event)];
+  },
+  cache_prefix_changed: (_draft, event, run) => {
+    run.notes = [...run.notes, `the cached prefix has changed: ${event.cause}`];
+  },
   activity_snapshot: (draft, event, run) => {
     const activity = { type: event.activity_type, content: event.content };
     draft.change(run, event.call_id, { activity });
@@ -518,6 +525,16 @@ const READERS = {
     }
   },
 } satisfies { [K in Event["kind"]]?: Reader<EventOf<K>> };
+
+function compactionNote(event: EventOf<"compacted">): string {
+  const [before, after] = [event.tokens_before, event.tokens_after].map(commas);
+  const used = (event.usage.input_tokens ?? 0) + (event.usage.output_tokens ?? 0);
+  const cost = used ? `, which cost ${commas(used)}` : "";
+  const without = event.problem ? `, without a summary: ${event.problem}` : "";
+  return `compacted: ${before} → ${after} tokens${cost}${without}`;
+}
+
+const commas = (value: number): string => value.toLocaleString("en-US");
 
 function noteOf(event: EventOf<"error">): string {
   if (event.retry_model === null) return event.message;

@@ -25,6 +25,7 @@ from ..core.stores import Store
 from ..core.tools import Tool
 from ..log.ownership import LEASE
 from ..models.registry import resolve_model
+from ..plugins.compaction import Compaction
 from ..plugins.permissions import Permissions
 from ..runtime import Runtime
 from ..storage.sql import SqlStore
@@ -61,6 +62,7 @@ def make_assistant(
     subagents: Iterable[SubagentDeclaration] = (),
     store: Store | None = None,
     consent: Permissions | None = None,
+    context_window: int | None = None,
 ) -> HarnessAgent:
     """Make the agent "assistant" of a folder. Its tasks are in the database of its runs, where there is one.
 
@@ -89,6 +91,7 @@ def make_assistant(
         subagents=subagents,
         task_repository=SqlTaskRepository(store) if isinstance(store, SqlStore) else None,
         disable_shell=not shell,
+        compaction=Compaction(window=context_window),
     )
 
 

@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from ..core.events import (
+    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -118,6 +119,8 @@ class Board:
                 return self._error(event)
             case Handoff():
                 return [_note(f"handed over to {one_line(event.to_agent, 60)}", self.look)]
+            case Compacted():
+                return [_note(run.notes[-1], self.look)]
             case RunFinished():
                 return [*self._flush(run), *self._step_ended(run), *self._run_ended(event, run)]
             case _:

@@ -80,6 +80,7 @@ class RulesModel:
     """Rules, not a language model: it finds and quotes words in files, to try things out without a provider."""
 
     name = "offline:rules"
+    context_window = 1_000_000
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         turn = decide(request)

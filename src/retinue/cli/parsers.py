@@ -128,7 +128,10 @@ _COMMANDS = {  # the function, what it does, and an example
     "demo": ("demo:demo", "see it work, without network or key", "--keep"),
 }
 _CONSENT = "--yes --allow --read-only"
-_FOLDER = f"--workspace --agent --subagents --shell {_CONSENT} --model --thread --db --max-steps --server --token --plain --ascii"
+_FOLDER = (
+    f"--workspace --agent --subagents --shell {_CONSENT} --model --context-window --thread --db --max-steps "
+    "--server --token --plain --ascii"
+)
 _AGENT_OF_RUN = "--target|--workspace --model"
 _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "run": f"question {_FOLDER} --record",
@@ -150,8 +153,9 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
-    f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private {_CONSENT} --model --listen-fd",
-    "worker": f"target --db --engine --queues --slots --lease --max-takeovers --grace --metrics {_CONSENT} --model",
+    f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private {_CONSENT} --model "
+    "--context-window --listen-fd",
+    "worker": f"target --db --engine --queues --slots --lease --max-takeovers --grace --metrics {_CONSENT} --model --context-window",
     "queues": "--db",
     "tokens add": "user --scopes --shared-files --db",
     "tokens list": "--db",
@@ -383,6 +387,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     ),
     "--limit": _value("N", "at most N (default: 50)", type=count_from_1, default=50),
     "--listen-fd": {"type": count_from_0, "help": argparse.SUPPRESS},
+    "--context-window": _value(
+        "N", "the tokens that the model reads (default: what is known of it)", type=count_from_1
+    ),
     "--max-steps": _value("N", "stop after so many model calls", type=count_from_1),
     "--max-takeovers": _value(
         "N",

@@ -286,7 +286,13 @@ def make_runtime(args: argparse.Namespace) -> Runtime:
         return load_runtime(args.target, url, how="TARGET", is_chosen=chosen, **options)
     check_folder(args.target, "as TARGET, or MODULE:ATTR")
     store = open_store(url)
-    harness = make_assistant(args.target, choose_model(args.model), store=store, consent=make_permissions(args))
+    harness = make_assistant(
+        args.target,
+        choose_model(args.model),
+        store=store,
+        consent=make_permissions(args),
+        context_window=args.context_window,
+    )
     return runtime_on([harness], store, **options)
 
 

@@ -31,7 +31,7 @@ from .consent import Consent
 from .database import as_misuse, optional_url
 from .interrupt import Interrupt, exit_code
 
-_LOCAL_ONLY = ("workspace", "subagents", "shell", "yes", "allow", "read_only", "max_steps", "db")
+_LOCAL_ONLY = ("workspace", "subagents", "shell", "yes", "allow", "read_only", "max_steps", "context_window", "db")
 """Options that say how agents of a folder work: a server has its own."""
 
 
@@ -126,7 +126,14 @@ async def _open_folder(args: argparse.Namespace) -> AsyncGenerator[Session]:
     others, problems = ([], []) if args.subagents is None else read_declarations(args.subagents, workspace)
     consent = Consent(args)
     harness = make_assistant(
-        workspace, model, args.max_steps, shell=args.shell, subagents=others, store=store, consent=consent
+        workspace,
+        model,
+        args.max_steps,
+        shell=args.shell,
+        subagents=others,
+        store=store,
+        consent=consent,
+        context_window=args.context_window,
     )
     catalog = read_catalog(harness)
     warn_of(args.model, catalog.problems, workspace)

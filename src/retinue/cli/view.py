@@ -13,6 +13,8 @@ from typing import Any, Self, TextIO, cast
 import msgspec
 
 from ..core.events import (
+    CachePrefixChanged,
+    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -214,7 +216,7 @@ class PlainView(View):
                 self._line(run, 0, f"step {event.step}{f' of {run.label}' if run.ns else ''}")
             case ToolCallStarted() | InferenceFinished():
                 self._print_thought(run)
-            case InferenceWaiting() | ErrorRaised(fatal=False) | Handoff():
+            case InferenceWaiting() | ErrorRaised(fatal=False) | Handoff() | Compacted() | CachePrefixChanged():
                 self._remark(run, event)
             case ToolCallFinished():
                 call = call_line(run.calls[event.call_id])

@@ -225,6 +225,10 @@ class Resolver(Protocol):
         """Return the cost of a model call; None if it is not known."""
         ...
 
+    def context_window(self, model: Model, used: float = 0) -> int:
+        """Return the tokens that a model can read, or a careful guess, which is logged once half of it is `used`."""
+        ...
+
     async def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         """Return the name and value of the limit that forbids a child of this call, or None."""
         ...

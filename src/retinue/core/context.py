@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .backend import Resolver
     from .messages import Message
     from .runs import Child, Limits, Out, RunIdentity, RunResult
+    from .window import History
 
 V = TypeVar("V")
 
@@ -70,6 +71,8 @@ class ToolContext:
     resume_input: Any
     deadline: float | None
     context: Mapping[str, Any]
+    history: History | None
+    """What was cut from the conversation that the model reads, as files."""
     _emit: Sink
 
     def __init__(
@@ -85,6 +88,7 @@ class ToolContext:
         resume_input: Any = None,
         deadline: float | None = None,
         context: Mapping[str, Any] | None = None,
+        history: History | None = None,
     ) -> None:
         fields: dict[str, Any] = {
             "call_id": call_id,
@@ -97,6 +101,7 @@ class ToolContext:
             "resume_input": resume_input,
             "deadline": deadline,
             "context": MappingProxyType(context) if context else _NOTHING,
+            "history": history,
             "_emit": emit,
         }
         object.__setattr__(self, "__dict__", fields)

@@ -270,6 +270,35 @@ class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
     reason: str = ""
 
 
+class Compacted(Event, frozen=True, kw_only=True, gc=False, tag="compacted"):
+    """The model reads less of the conversation from now on, because its window was nearly full. What is stored stays whole."""
+
+    kind: ClassVar[Literal["compacted"]] = "compacted"
+    tokens_before: int
+    tokens_after: int
+    """The tokens of the next request before and after, as far as they can be estimated."""
+    kept_from: str
+    """The id of the first message that the model still reads as it is."""
+    path: str = ""
+    """The file with what was cut. Agents without file tools have none."""
+    summary: str = ""
+    """What the model reads instead. Empty if only long results were shortened."""
+    usage: Usage = Usage()
+    """What the summary cost; it is part of the run's usage."""
+    problem: str | None = None
+    """Why there is no summary, if the messages were cut without one."""
+
+
+class CachePrefixChanged(Event, frozen=True, kw_only=True, gc=False, tag="cache_prefix_changed"):
+    """The next request does not begin like the last one, so that the provider's cache does not have it."""
+
+    kind: ClassVar[Literal["cache_prefix_changed"]] = "cache_prefix_changed"
+    cause: str
+    """The first part that has changed: `model`, `tools`, `system` or `compacted`."""
+    tokens: int = 0
+    """The estimated tokens of the request."""
+
+
 class Custom(Event, frozen=True, kw_only=True, gc=False, tag="custom"):
     """Data that a tool or plugin sends to the readers of the events."""
 
@@ -326,6 +355,8 @@ AnyEvent = (
     | ChildFinished
     | TaskUpdated
     | Handoff
+    | Compacted
+    | CachePrefixChanged
     | Custom
     | ErrorRaised
     | UnknownEvent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
@@ -84,6 +84,23 @@ HookFunction = Callable[[HookContext], HookReturn | Awaitable[HookReturn]]
 ResultKeeper = Callable[[ToolCall, str, RunIdentity], str]
 """Stores the whole text of a long result, in a thread, and returns a sentence that tells the model where it is."""
 
+Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
+"""Returns a summary of messages."""
+
+
+class CompactionPolicy(Struct, frozen=True):
+    """How the requests of an agent are kept within the window of its model (`loop/compaction.py`)."""
+
+    max_tokens: int | None = None
+    """The estimated tokens of messages that a request may have; None is 80 % of the window."""
+    keep: int | None = None
+    """The number of messages that stay; None is as many as fit well."""
+    summarise: Summarise | None = None
+    """None: the model of the run writes the summary."""
+    window: int | None = None
+    """The window of the model in tokens; None is what is known of the model."""
+
+
 Handler = Callable[[Any, HookContext], CommandReturn]
 BeforeToolHook = Callable[[BeforeToolContext], HookReturn | Awaitable[HookReturn]]
 AfterToolHook = Callable[[AfterToolContext], CommandReturn]
@@ -121,7 +138,7 @@ class Hook(Struct, frozen=True):
 class Registrar:
     """Collects what a plugin registers, so that it is installed whole or not at all."""
 
-    __slots__ = ("actions", "effects", "hooks", "keeper", "keys", "plugin", "tools")
+    __slots__ = ("actions", "effects", "hooks", "keeper", "keys", "plugin", "policy", "tools")
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -131,6 +148,7 @@ class Registrar:
         self.actions: dict[type, Handler] = {}
         self.effects: dict[type, Handler] = {}
         self.keeper: ResultKeeper | None = None
+        self.policy: CompactionPolicy | None = None
 
     def key(self, key: StateKey[Any, Any]) -> None:
         """Register a state key."""
@@ -192,6 +210,10 @@ class Registrar:
     def results(self, keeper: ResultKeeper) -> None:
         """Let `keeper` store results that are too long for the model."""
         self.keeper = keeper
+
+    def compaction(self, policy: CompactionPolicy) -> None:
+        """Keep the requests within the window of the model."""
+        self.policy = policy
 
 
 def registered(plugin: Plugin) -> Registrar:

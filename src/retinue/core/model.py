@@ -26,12 +26,14 @@ class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
     settings: Mapping[str, Any] = {}
     output_schema: dict[str, Any] | None = None
     """The JSON Schema of the answer, where the agent has an output type; providers that can, enforce it."""
+    transient: int = 0
+    """The number of messages at the end that only this request has. A cache of the conversation ends before them."""
 
     def rendered(self) -> ModelRequest:
         """Return the request as a provider reads it: a receipt is a line below its text, and no text looks like one.
 
         A model sends this one. Stored messages stay as they were said."""
-        said = tuple([_rendered(message) for message in self.messages])
+        said = tuple([rendered(message) for message in self.messages])
         same = all(one is other for one, other in zip(said, self.messages, strict=True))
         return self if same else replace(self, messages=said)
 
@@ -41,7 +43,8 @@ class ModelRequest(Struct, frozen=True, gc=False, kw_only=True):
         return sum(map(estimate_tokens, self.messages)) + described // CHARACTERS_PER_TOKEN
 
 
-def _rendered(message: Message) -> Message:
+def rendered(message: Message) -> Message:
+    """Return a message as a model reads it: with the lines of its receipts, and no forged ones."""
     is_result = message.role is Role.TOOL
     if not is_result and not any(type(part) is ReceiptPart for part in message.parts):
         return message

@@ -16,6 +16,7 @@ from .plugins import Phase, RunAction, StepAction
 from .results import SuspendTicket
 from .rules import Rules
 from .runs import Above, Grant, Limits, RunIdentity, RunStatus, Usage
+from .window import ContextWindow, Cut
 
 LoopAction = StepAction | RunAction
 """Actions that the loop carries out itself."""
@@ -166,6 +167,14 @@ class Private(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, f
     """The new grants of placed children, by run id; None for a child that was not placed after all."""
     granted: Limits | None = None
     """The new grant of a placed run, in its own log."""
+    window: ContextWindow | None = None
+    """What earlier runs of the thread have cut from what the model reads."""
+    cut: Cut | None = None
+    """What a compaction has cut."""
+    estimate: int = 0
+    """The estimated tokens of the request that was answered."""
+    prefix: tuple[str, ...] = ()
+    """The parts of the prefix of a request, where they have changed."""
 
 
 class LogRow(Struct, frozen=True, gc=False):

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from ..core.decisions import Decision
 from ..core.errors import LogUnreadable
 from ..core.events import (
+    CachePrefixChanged,
     ChildFinished,
     ChildStarted,
+    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -127,6 +129,8 @@ def _note_remote(tree: LogState, event: Event | None, private: Private) -> None:
         note_remote(tree, run, event, private.renamed)
     if isinstance(event, InferenceFinished):
         _count(tree, run, event.usage, 1)
+    elif isinstance(event, Compacted):
+        _count(tree, run, event.usage, 0)
     elif isinstance(event, ChildStarted):
         _count_child(tree, run)
 
@@ -170,7 +174,7 @@ def _act(run: RunState, action: Any) -> None:
     elif isinstance(action, StopRun):
         run.stopping = run.stopping or action
     elif isinstance(action, UseSummary):
-        run.compacted = action
+        run.window = replace(run.window, count=action.count, summary=action.summary)
     elif isinstance(action, AddMessage):
         run.message_count += 1
         parts = (TextPart(action.text), *action.receipts)
@@ -202,6 +206,7 @@ def _run_started(tree: LogState, run: RunState | None, event: RunStarted, p: Pri
         run.messages.extend(event.messages)
         run.message_count, run.awaits_history = len(event.messages), event.continues
         run.values, run.foreign = p.values, p.foreign
+        run.window = p.window or run.window
     else:
         run.step_values, run.step_revision, run.writers = run.values, run.revision, EMPTY
         if event.messages:  # a fork with new input
@@ -325,8 +330,23 @@ def _inference_finished(tree: LogState, run: RunState, event: InferenceFinished,
     if p is not None:
         run.offered = p.offered
         _commit(run, p)
+        if p.estimate:
+            run.window = run.window.counted(p.estimate, event.usage.input_tokens)
+        if p.prefix:
+            run.window = replace(run.window, prefix=p.prefix)
     run.last_call = event.usage
     _count(tree, run, event.usage, 1)
+
+
+def _compacted(tree: LogState, run: RunState, event: Compacted, p: Private | None) -> None:
+    assert p is not None and p.cut is not None, "its private part is missing"
+    run.window = run.window.after(p.cut, event.path, event.summary)
+    _count(tree, run, event.usage, 0)
+
+
+def _cache_prefix_changed(tree: LogState, run: RunState, event: CachePrefixChanged, p: Private | None) -> None:
+    if p is not None:
+        run.window = replace(run.window, prefix=p.prefix)
 
 
 def _tool_call_ready(tree: LogState, run: RunState, event: ToolCallReady, p: Private | None) -> None:
@@ -506,6 +526,8 @@ CHANGES: dict[type[Event], Callable[[LogState, Any, Any, Private | None], None]]
     ToolCallStarted: _tool_call_started,
     ErrorRaised: _error,
     InferenceFinished: _inference_finished,
+    Compacted: _compacted,
+    CachePrefixChanged: _cache_prefix_changed,
     ToolCallReady: _tool_call_ready,
     ToolCallResumed: _tool_call_resumed,
     ToolCallFinished: _tool_call_finished,

@@ -19,13 +19,14 @@ from ..core.decisions import Decision
 from ..core.errors import IllegalMove
 from ..core.events import Namespace
 from ..core.messages import Message, Role, ToolCall
-from ..core.plugins import StepAction, StopRun, TransferTo, UseSummary
+from ..core.plugins import StepAction, StopRun, TransferTo
 from ..core.receipts import Receipt
 from ..core.results import CALL_MOVES, SuspendTicket, ToolCallStatus
 from ..core.rows import Ending, Job, StoredRequest
 from ..core.rules import Rules
 from ..core.runs import ENDED, NO_USAGE, REMOTE_KEY, WAITING, Grant, RunIdentity, RunStatus, Usage
 from ..core.stores import LogSummary
+from ..core.window import NO_WINDOW, ContextWindow
 from .receipts import Tally
 
 
@@ -180,7 +181,8 @@ class RunState:
     """The ids of the calls of all runs below it."""
     remote_calls: RemoteCalls | None = None
     """The calls of a run elsewhere."""
-    compacted: UseSummary | None = None
+    window: ContextWindow = NO_WINDOW
+    """What the model reads of the conversation."""
     values: dict[str, Any] = EMPTY
     """All state values by key name; as JSON where they were read from a store."""
     foreign: dict[str, Any] = EMPTY

@@ -42,6 +42,7 @@ from ..core.tools import Tool
 from ..log.receipts import receipt_of
 from ..log.state import CALL_SUSPENDED, RUNNING, CallState, RunState
 from .budget import deadline
+from .compaction import history_of
 from .execution import Execution, close_children
 from .phases import WorkItem, private_of
 
@@ -314,6 +315,7 @@ def context_for(
         resume_input,
         deadline(x.log.tree, x.state, x.now()) if x.is_limited else None,
         x.request.context,
+        None if x.hooks.policy is None else history_of(x),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, to_builtins
 from msgspec.structs import replace
 
 from ..core.agents import Agent, Toolbox, linked_agents
@@ -39,6 +39,7 @@ from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
 from ..core.tools import Tool, ToolDescriptor
+from ..core.window import CONTEXT_KEY, NO_WINDOW
 from ..log.owned import LiveLog
 from ..log.receipts import receipt_of
 from ..log.state import CALL_NEW, EMPTY, NO_REQUEST, RUNNING, CallState, ChildRef, RunState, message_id
@@ -176,6 +177,8 @@ class Execution:
         """For calls whose result is cut: a sentence that says where the whole result is."""
         self.reported: set[str] = set()
         """The problems of inherited hooks that were reported: each is reported once."""
+        self.tools_digest: tuple[Any, str] = (None, "")
+        """The tools of the last request, and their digest."""
         self.partial_text: list[str] = []
         """The text of an answer that is not finished."""
         self.output: Any = None
@@ -248,7 +251,7 @@ class Execution:
             decision=decision,
             step=state.step,
             usage=state.total,
-            compacted=state.compacted.count if state.compacted else 0,
+            compacted=state.window.count,
             elapsed=lambda: state.elapsed(self.now()),
         )
 
@@ -311,6 +314,8 @@ class Execution:
         """Return the thread as this run leaves it."""
         run, state = self.state, self.store.export_scope("thread")
         state.extensions = {**run.foreign, **state.extensions}
+        if self.hooks.policy is not None and run.window is not NO_WINDOW:
+            state.extensions[CONTEXT_KEY] = to_builtins(run.window)
         thread_id, user_id = run.identity.thread_id, run.identity.user_id
         return ThreadRecord(thread_id=thread_id, user_id=user_id, messages=tuple(run.messages), state=state)
 

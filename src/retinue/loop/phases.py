@@ -30,7 +30,7 @@ from ..core.errors import (
     UnknownAction,
 )
 from ..core.events import Custom, ErrorRaised, StateDelta
-from ..core.hooks import Handler, Hook, HookReturn, Registrar, ResultKeeper
+from ..core.hooks import CompactionPolicy, Handler, Hook, HookReturn, Registrar, ResultKeeper
 from ..core.plugins import Block, Phase, SetResult, Suspend
 from ..core.rows import Job, LoopAction, Private
 from ..core.rules import Rules
@@ -60,19 +60,21 @@ WorkItem = tuple[Job, Any]
 class HookTable:
     """The hooks and handlers of an agent's plugins. If `has_any` is false, no hook code runs."""
 
-    __slots__ = ("actions", "by_phase", "effects", "has_any", "ids", "inherited", "keeper")
+    __slots__ = ("actions", "by_phase", "effects", "has_any", "ids", "inherited", "keeper", "policy")
 
     def __init__(self, registrars: Iterable[Registrar] = ()) -> None:
         self.by_phase: dict[Phase, list[Hook]] = {}
         self.actions: dict[type, Handler] = {}
         self.effects: dict[type, Handler] = {}
         self.keeper: ResultKeeper | None = None
+        self.policy: CompactionPolicy | None = None
         for registrar in registrars:
             for hook in registrar.hooks:
                 self.by_phase.setdefault(hook.phase, []).append(hook)
             self.actions.update(registrar.actions)
             self.effects.update(registrar.effects)
             self.keeper = registrar.keeper or self.keeper
+            self.policy = registrar.policy or self.policy
         self._settle()
 
     def _settle(self) -> None:
@@ -95,7 +97,7 @@ class HookTable:
         if not above:
             return self
         made = HookTable()
-        made.actions, made.effects, made.keeper = self.actions, self.effects, self.keeper
+        made.actions, made.effects, made.keeper, made.policy = self.actions, self.effects, self.keeper, self.policy
         made.by_phase = {phase: list(hooks) for phase, hooks in self.by_phase.items()}
         for hook in above:
             made.by_phase.setdefault(hook.phase, []).insert(0, hook)

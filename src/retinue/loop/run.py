@@ -35,6 +35,7 @@ from ..core.stores import ThreadRecord
 from ..log.state import CALL_NEW, CallState, is_runnable, next_move, with_ids
 from .budget import Reached, limit_reached, reached, time_left
 from .calls import context_for, end_call, execute, failed, finalize, outcome_of, prepare, ready, stop_if_given_up
+from .compaction import read_window
 from .execution import Execution, close_calls, result_of
 from .grants import widen_budget
 from .hooked import run_hooked_call
@@ -294,12 +295,14 @@ def _decided_ending(x: Execution) -> Ending:
 def begin_run(x: Execution, thread: ThreadRecord | None) -> None:
     """Append the first rows of a new run: its input, the conversation of its thread if there is one, its initial state."""
     identity, store = x.identity, x.store
-    history, foreign = (), {}
+    history, foreign, window = (), {}, None
     if thread is not None:
         store.apply_seed(thread.state, UnknownKeyPolicy.SKIP)
         store.apply_seed(x.request.seed)
         history = thread.messages
         foreign = {name: value for name, value in thread.state.extensions.items() if store.key(name) is None}
+        if x.hooks.policy is not None:
+            window = read_window(foreign, len(history))
     values = store.values(as_json=x.is_stored)
     x.emit(
         RunStarted(
@@ -308,7 +311,7 @@ def begin_run(x: Execution, thread: ThreadRecord | None) -> None:
             messages=with_ids(x.request.messages, identity.run_id),
             continues=bool(history),
         ),
-        Private(identity=identity, request=x.state.request, values=values, foreign=foreign),
+        Private(identity=identity, request=x.state.request, values=values, foreign=foreign, window=window),
     )
     if history:
         x.emit(MessagesSnapshot(messages=history))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.content import MAX_PARSED, clean_text, parse_json, to_json_bytes
-from ..core.errors import ModelRefused, ModelResponseInvalid, OutputTruncated
+from ..core.errors import ContextOverflow, ModelRefused, ModelResponseInvalid, OutputTruncated
 from ..core.events import (
     ErrorRaised,
     InferenceFinished,
@@ -19,6 +19,7 @@ from ..core.events import (
     ToolCallArgsDelta,
     ToolCallStarted,
 )
+from ..core.hooks import CompactionPolicy
 from ..core.messages import Message, Part, ReasoningPart, Role, TextPart, ToolCall, Visibility, checked_record
 from ..core.model import CallChunk, ModelRequest, PartChunk, ReasoningChunk, Retrying, TextChunk, TurnEnd
 from ..core.plugins import (
@@ -35,6 +36,7 @@ from ..core.rows import Ending, Private
 from ..core.runs import Usage
 from .admission import RunCaller, admit_call
 from .budget import limits_cost
+from .compaction import compact_if_full, note_request, read_summary, readable
 from .execution import Execution, drop_draft, drop_drafts
 from .phases import run_phase
 
@@ -224,27 +226,26 @@ async def ask_model(x: Execution) -> Ending | None:
     x.stop_if_cancelled()
     if x.has_hooks:
         await run_phase(x, "step_start", x.own_messages())
-    request = _request(x)
-    if x.has_hooks:
-        compacted = run.compacted
-        whole = tuple(run.messages) if run.own_from else x.own_messages()
-        await run_phase(x, "before_inference", whole, _with_actions(request, run.step_actions))
-        if run.compacted is not compacted:
-            request = _request(x)
-    request = _with_actions(request, run.step_actions)
+    if x.has_hooks or x.hooks.policy is not None:
+        request = await _hooked_request(x)
+    else:
+        request = _with_actions(_request(x), run.step_actions)
     if x.is_limited and (ending := await admit_call(x, request)) is not None:
         return ending
-    offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     if x.log.is_leaving:  # hooks took their time
         await x.log.hold(x.run_id)
-    draft = await _stream(x, request)
+    if x.hooks.policy is None:
+        draft, fields = await _stream(x, request), {}
+    else:
+        draft, request, fields = await _ask_within_window(x, x.hooks.policy, request)
+    offered = None if request.tools is x.descriptors else tuple([tool.name for tool in request.tools])
     message, end, model = await draft.message(), draft.end, draft.end.model or x.model.name
     usage, stop = end.usage, None
     if not (usage.cost or end.cost_known) and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage, stop = _priced(x, usage, model)
     private = None
-    if offered is not None or stop is not None:
-        private = Private(offered=offered, actions=() if stop is None else (stop,))
+    if offered is not None or stop is not None or fields:
+        private = Private(offered=offered, actions=() if stop is None else (stop,), **fields)
     x.emit(
         InferenceFinished(step=run.step, message=message, model=model, stop_reason=end.stop_reason, usage=usage),
         private,
@@ -254,6 +255,40 @@ async def ask_model(x: Execution) -> Ending | None:
     if x.has_hooks:
         await run_phase(x, "after_inference", x.own_messages(), request)
     return None
+
+
+async def _hooked_request(x: Execution) -> ModelRequest:
+    """Return the request after a compaction, if it needs one, and with what hooks asked for."""
+    run, policy = x.state, x.hooks.policy
+    request = _with_actions(_request(x), run.step_actions)
+    if policy is not None and await compact_if_full(x, policy, request):
+        request = _with_actions(_request(x), run.step_actions)
+    whole = tuple(run.messages) if run.own_from else x.own_messages()
+    window, actions = run.window, run.step_actions
+    await run_phase(x, "before_inference", whole, request)
+    if run.window is window and run.step_actions is actions:
+        return request
+    return _with_actions(_request(x), run.step_actions)
+
+
+async def _ask_within_window(
+    x: Execution, policy: CompactionPolicy, request: ModelRequest
+) -> tuple[_Draft, ModelRequest, dict[str, Any]]:
+    """Return the answer, the request that was answered, and what to note of it.
+
+    If the model finds the request too long, it is asked once more, after a compaction."""
+    fields = note_request(x, request)
+    try:
+        return await _stream(x, request), request, fields
+    except ContextOverflow as exc:
+        if not await compact_if_full(x, policy, request, is_refused=True):
+            raise
+        dropped = x.answer_id() if x.partial_text else None
+        x.partial_text = []
+        x.emit(ErrorRaised(message=str(exc), code=exc.code, retry_model=x.model.name, dropped_message_id=dropped))
+    request = _with_actions(_request(x), x.state.step_actions)
+    fields = note_request(x, request)
+    return await _stream(x, request), request, fields
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
@@ -278,10 +313,11 @@ def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) 
 
 def _request(x: Execution) -> ModelRequest:
     """Make the request: the system message, a summary if there is one, the conversation, and the tools."""
-    agent, system, messages, compacted = x.agent, x.agent.system, x.state.messages, x.state.compacted
-    if compacted is not None:
-        summary = Message.user(compacted.summary, visibility=Visibility.INTERNAL)
-        messages = [summary, *messages[compacted.count :]]
+    agent, system, messages, window = x.agent, x.agent.system, x.state.messages, x.state.window
+    if x.hooks.policy is not None:
+        messages = readable(x, x.hooks.policy)
+    elif window.count:
+        messages = [read_summary(window), *messages[window.count :]]
     said = tuple(messages) if system is None else (system, *messages)
     schema = None if agent.output_format is None else agent.output_format.schema
     return ModelRequest(messages=said, tools=x.descriptors, settings=agent.settings, output_schema=schema)
@@ -291,12 +327,13 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     """Return the request with the one-time changes that hooks asked for."""
     if not actions:
         return request
-    messages, tools, settings = list(request.messages), list(request.tools), dict(request.settings)
+    messages, tools, settings, transient = list(request.messages), list(request.tools), dict(request.settings), 0
     only = [action.names for action in actions if isinstance(action, IncludeTools)]
     excluded = {name for action in actions if isinstance(action, ExcludeTools) for name in action.names}
     for action in actions:
         if isinstance(action, AddContextMessage):
             messages.append(Message.user(action.text, visibility=Visibility.INTERNAL))
+            transient += 1
         elif isinstance(action, OverrideSettings):
             settings.update(action.settings)
     if added := [action.text for action in actions if isinstance(action, AddSystemText)]:
@@ -305,7 +342,8 @@ def _with_actions(request: ModelRequest, actions: tuple[StepAction, ...]) -> Mod
     if only:
         tools = [tool for tool in tools if any(tool.name in names for names in only)]
     tools = [tool for tool in tools if tool.name not in excluded]
-    return replace(request, messages=tuple(messages), tools=tuple(tools), settings=settings)
+    offered = request.tools if len(tools) == len(request.tools) else tuple(tools)
+    return replace(request, messages=tuple(messages), tools=offered, settings=settings, transient=transient)
 
 
 def _checked_end(end: TurnEnd) -> TurnEnd:

@@ -7,10 +7,11 @@ from ..core.model import (
 )
 from .fallback import FallbackModel
 from .prices import prices
+from .profiles import ModelProfile, profile
 from .registry import bridge_model, open_model
 from .resilience import RetryPolicy
 
 __all__ = [
-    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelRequest", "PartChunk", "Rate", "ReasoningChunk", "RetryPolicy",
-    "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices",
+    "CallChunk", "FallbackModel", "Model", "ModelChunk", "ModelProfile", "ModelRequest", "PartChunk", "Rate", "ReasoningChunk", "RetryPolicy",
+    "Retrying", "TextChunk", "TurnEnd", "bridge_model", "open_model", "prices", "profile",
 ]

@@ -48,10 +48,12 @@ class AnthropicWire:
         settings = rename_settings(request.settings, {"stop": "stop_sequences"})
         caches = settings.pop("cache", True)
         system = [_text(message.text) for message in request.messages if message.role is Role.SYSTEM and message.text]
-        messages = _messages(request.messages)
+        lasting = len(request.messages) - request.transient
+        messages = _add_messages([], request.messages[:lasting])
         tools = [_tool(tool) for tool in request.tools]
         if caches:
             _mark_for_cache(system or tools, messages)
+        _add_messages(messages, request.messages[lasting:])
         body: dict[str, Any] = {"model": model, "max_tokens": MAX_TOKENS, "messages": messages, "stream": True}
         if system:
             body["system"] = system
@@ -69,7 +71,7 @@ class AnthropicWire:
 
 
 def _mark_for_cache(first: list[Block], messages: list[Block]) -> None:
-    """Mark the end of the fixed prefix and of the conversation so far: the next request starts with the same blocks."""
+    """Mark the end of the fixed prefix and of the conversation that stays: the next request starts with the same blocks."""
     if first:
         first[-1]["cache_control"] = _CACHED
     for message in reversed(messages):
@@ -94,9 +96,8 @@ def _tool_choice(choice: Any, parallel: Any) -> Block:
     return made
 
 
-def _messages(messages: Sequence[Message]) -> list[Block]:
-    """Return alternating turns: neighbours of one role are merged, because the results of a step must be in one turn."""
-    made: list[Block] = []
+def _add_messages(made: list[Block], messages: Sequence[Message]) -> list[Block]:
+    """Add messages as alternating turns: neighbours of one role are merged, as the results of a step must be in one turn."""
     for message in messages:
         if message.role is Role.SYSTEM:
             continue
@@ -242,7 +243,7 @@ class AnthropicDecoder:
         if self._stop is None:
             return None
         if self._stop == "model_context_window_exceeded":
-            raise ContextOverflow("the answer filled what is left of the model's context: add the Compaction plugin")
+            raise ContextOverflow("the answer filled what is left of the model's window")
         if self._stop == "pause_turn":
             raise ModelResponseInvalid(
                 "the model paused within its turn, as it does for tools that run at the provider: "

@@ -36,6 +36,7 @@ from ..core.model import CallChunk, Model, ModelChunk, ModelRequest, ReasoningCh
 from ..core.runs import Usage
 from ..core.secrets import sort_secrets
 from .http import redact_message
+from .profiles import profile
 from .refusals import retry_after
 from .resilience import ResilientModel, RetryPolicy
 from .wire import chosen_tool, rename_settings
@@ -50,10 +51,13 @@ def bridge(model: Any, retry: RetryPolicy | None = None) -> Model:
     kind: type[Any] = TheirModel
     if not isinstance(model, kind):
         raise ConfigurationError(f"bridge_model takes a model of pydantic-ai, not {type(model).__name__}")
-    return ResilientModel(BridgedModel(model, f"{model.system}:{model.model_name}"), retry)
+    name = f"{model.system}:{model.model_name}"
+    return ResilientModel(BridgedModel(model, name), retry, profile(name).context_window)
 
 
-def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) -> Model | None:
+def make_bridged(
+    name: str, retry: RetryPolicy | None = None, context_window: int | None = None, **options: Any
+) -> Model | None:
     """Return the pydantic-ai model of a "provider:model" string, None if pydantic-ai does not know the provider either."""
     try:
         infer_provider_class(name.partition(":")[0])
@@ -66,7 +70,8 @@ def make_bridged(name: str, retry: RetryPolicy | None = None, **options: Any) ->
             f"{name} is asked through pydantic-ai and takes no {', '.join(options)}: use bridge_model"
         )
     try:
-        return ResilientModel(BridgedModel(infer_model(name), name), retry)
+        window = context_window or profile(name).context_window
+        return ResilientModel(BridgedModel(infer_model(name), name), retry, window)
     except (errors.UserError, ImportError, ValueError) as exc:
         raise ConfigurationError(f"{name}: {exc}") from None
 
@@ -259,7 +264,7 @@ def _error(exc: Exception) -> ModelError:
         (errors.ModelRateLimitError, ModelRateLimited, "too many requests: send fewer at once or raise the limit"),
         (errors.ModelQuotaExceededError, ModelAccessDenied, "the account has no credit left"),
         (errors.ModelTimeoutError, ModelTimeout, "the server was silent for too long"),
-        (errors.ModelContextWindowExceededError, ContextOverflow, "the conversation is too long: add Compaction"),
+        (errors.ModelContextWindowExceededError, ContextOverflow, "the conversation is too long for the model"),
         (errors.ModelAuthenticationError, ModelAccessDenied, "check the key and what it may use"),
         (errors.ModelNotFoundError, ModelNotFound, "check the name of the model"),
         (errors.ModelUnavailableError, ModelUnavailable, "try again later"),

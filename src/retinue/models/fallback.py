@@ -12,6 +12,7 @@ from ..core.errors import ConfigurationError, ModelError
 from ..core.gate import Caller
 from ..core.model import Model, ModelChunk, ModelRequest, Retrying, TurnEnd
 from .gates import AccountGates, Alone
+from .profiles import profile
 from .registry import resolve_model
 from .resilience import close_model, make_retrying
 
@@ -33,6 +34,11 @@ class FallbackModel:
         self._models: Sequence[Model] = [resolve_model(model, "FallbackModel") for model in models]
         self._alone = Alone(AccountGates())
         self.name = self._models[0].name
+        windows = [
+            getattr(model, "context_window", None) or profile(model.name).context_window for model in self._models
+        ]
+        self.context_window = min([window for window in windows if window is not None], default=None)
+        """The smallest window that is known, because each of the models may be asked."""
 
     def __repr__(self) -> str:
         return f"<fallback {' → '.join(model.name for model in self._models)}>"

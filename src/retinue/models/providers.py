@@ -12,6 +12,7 @@ from ..core.model import Model
 from .anthropic import VERSION, AnthropicWire
 from .chat import ChatWire
 from .http import IDLE_TIMEOUT, Endpoint, HttpClient, find_key
+from .profiles import profile
 from .resilience import ResilientModel, RetryPolicy
 from .responses import ResponsesWire
 from .wire import Wire, WireModel
@@ -49,6 +50,7 @@ def make_model(
     headers: Mapping[str, str] | None = None,
     retry: RetryPolicy | None = None,
     idle_timeout: float = IDLE_TIMEOUT,
+    context_window: int | None = None,
 ) -> Model:
     """Return the model behind "provider:model". This sends nothing."""
     known, name = PROVIDERS[provider], f"{provider}:{model}"
@@ -58,7 +60,8 @@ def make_model(
     wire = ChatWire() if provider == "openai" and elsewhere else known.wire()
     key = find_key(name, api_key, f"{known.prefix}_API_KEY", required=known.needs_key and not elsewhere)
     endpoint = Endpoint(name, given_url or known.base_url, {**_auth(wire, key), **(headers or {})})
-    return ResilientModel(WireModel(model, wire, HttpClient(endpoint, idle_timeout)), retry)
+    window = context_window or profile(name).context_window
+    return ResilientModel(WireModel(model, wire, HttpClient(endpoint, idle_timeout)), retry, window)
 
 
 def _auth(wire: Wire, key: str | None) -> dict[str, str]:

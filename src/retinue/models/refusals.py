@@ -83,8 +83,7 @@ def _error(status: int, words: str, kind: str, what: str, wait: float | None) ->
     if status in (400, 413, 422, 500) and _OVERFLOW.search(about):
         return made(
             ContextOverflow,
-            "the conversation is longer than the model can read: add the Compaction plugin, shorten the input, "
-            "or use a model that reads more",
+            "the conversation is longer than the model can read: shorten the input, or use a model that reads more",
         )
     if status in (400, 422) and _FILTER.search(about):
         return made(ModelRefused, "a filter of the provider refused the request: rephrase it")

@@ -23,9 +23,14 @@ def open_model(
     headers: Mapping[str, str] | None = None,
     retry: RetryPolicy | None = None,
     idle_timeout: float | None = None,
+    context_window: int | None = None,
 ) -> Model:
-    """Return the model of a "provider:model" string, with its own key, address, headers, retries or idle timeout."""
+    """Return the model of a "provider:model" string, with its own key, address, headers, retries, idle timeout or window."""
+    window: Any = context_window
+    if window is not None and (type(window) is not int or window < 1):
+        raise ConfigurationError(f"open_model: context_window is a number of tokens, at least 1, not {window!r}")
     given = {"api_key": api_key, "base_url": base_url, "headers": headers, "retry": retry, "idle_timeout": idle_timeout}
+    given["context_window"] = context_window
     return _open(name, "open_model", {option: value for option, value in given.items() if value is not None})
 
 

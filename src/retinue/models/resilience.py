@@ -57,13 +57,14 @@ class ResilientModel:
     the head of each response.
     """
 
-    def __init__(self, model: Model, policy: RetryPolicy | None = None) -> None:
+    def __init__(self, model: Model, policy: RetryPolicy | None = None, context_window: int | None = None) -> None:
         self._model, self._policy = model, policy or RetryPolicy()
         self._account = getattr(model, "account", None)
         policy = self._policy
         self._pauses = Pauses(policy.first_delay, policy.max_delay, policy.patience)
         self._alone = Alone(AccountGates())
-        self.name = model.name
+        self.name, self.context_window = model.name, context_window
+        """The name, and the tokens that it reads; None if not known."""
 
     def __repr__(self) -> str:
         return repr(self._model)

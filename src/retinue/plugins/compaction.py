@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from ..core.errors import ConfigurationError
-from ..core.hooks import HookContext, Registrar
-from ..core.messages import Message, Role
-from ..core.model import estimate_tokens
-from ..core.plugins import Plugin, UseSummary
-from ..core.state import StateCommand
-
-Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
+from ..core.hooks import CompactionPolicy, Registrar, Summarise
+from ..core.messages import Message
+from ..core.plugins import Plugin
 
 
 class Compaction(Plugin):
-    """Replaces all but the last `keep` messages by a summary when the request passes `max_tokens` (estimated).
+    """Keeps the requests of an agent within the window of its model.
 
-    The stored conversation is never touched; a `custom` event lists the messages that were dropped and kept.
-    `summarise` may be any function of the messages; without it, each is quoted by its first words.
+    A request over 80 % of the window, or over `max_tokens` (estimated), loses the beginning of its conversation. The model
+    reads a summary instead, which the same model writes. `summarise` may be any function of the messages that are cut; with
+    `max_tokens` the default quotes each message by its first words. The last `keep` messages stay, or as many as fit well.
+    The stored conversation is never changed. `window` is the window of the model in tokens, if it is not known.
     """
 
     name = "compaction"
 
-    def __init__(self, max_tokens: int, keep: int = 6, summarise: Summarise | None = None) -> None:
-        if max_tokens < 1 or keep < 1:
-            raise ConfigurationError(f"compaction: max_tokens and keep must be at least 1, got {max_tokens} and {keep}")
-        self.max_tokens, self.keep, self._summarise = max_tokens, keep, summarise or quote_beginnings
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        keep: int | None = None,
+        summarise: Summarise | None = None,
+        *,
+        window: int | None = None,
+    ) -> None:
+        for option, given in (("max_tokens", max_tokens), ("keep", keep), ("window", window)):
+            value: Any = given
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigurationError(
+                    f"compaction: {option} is a whole number and must be at least 1, not {value!r}"
+                )
+        if summarise is None and max_tokens is not None:
+            summarise = quote_beginnings
+        self.policy = CompactionPolicy(max_tokens, keep, summarise, window)
 
     def register(self, r: Registrar) -> None:
-        r.hook("before_inference", self._compact, priority=50)
-
-    async def _compact(self, ctx: HookContext) -> StateCommand | None:
-        assert ctx.request is not None
-        tokens = sum(map(estimate_tokens, ctx.request.messages))
-        end = max(0, len(ctx.messages) - self.keep)
-        while end > 0 and ctx.messages[end].role is Role.TOOL:  # never between a call and its result
-            end -= 1
-        if tokens <= self.max_tokens or end <= ctx.compacted:
-            return None
-        made = self._summarise(ctx.messages[:end])
-        summary = await made if inspect.isawaitable(made) else made
-        report = {
-            "type": "compaction",
-            "tokens_before": tokens,
-            "dropped": [message.id for message in ctx.messages[:end]],
-            "kept": [message.id for message in ctx.messages[end:]],
-            "summary": summary,
-        }
-        return StateCommand().schedule(UseSummary(end, summary)).event(report)
+        r.compaction(self.policy)
 
 
 def quote_beginnings(messages: Sequence[Message]) -> str:

@@ -30,6 +30,7 @@ from ..log.owned import LiveLog
 from ..log.state import LogState, RunState
 from ..models.gates import AccountGates
 from ..models.prices import Price, ask_price
+from ..models.profiles import UNKNOWN_WINDOW, profile
 from ..models.registry import OpenModels
 from ..subagents.child import run_child_agent, run_children
 from ..subagents.declarations import RemoteSubagentStub, SubagentDeclaration, remote_stub
@@ -75,6 +76,7 @@ class AgentRegistry:
         self._price, self.prices = price, price is not None
         self.gates = gates or AccountGates()
         self._unpriced: set[str] = set()
+        self._unmeasured: set[str] = set()
         self.backend: LocalBackend | None = None
         self.background: LocalBackground | None = None
         self.placement: Placement | None = None
@@ -247,6 +249,27 @@ class AgentRegistry:
             advice = "its calls count as 0. Give Runtime(price=…) its price"
             _log.warning("the price of model %r is not known%s: %s", model, problem, advice)
         return cost
+
+    def context_window(self, model: Model, used: float = 0) -> int:
+        """Return the window of a model: its own word, else that of the table, else a careful guess.
+
+        A guess is logged once, when half of it is `used`."""
+        given: Any = getattr(model, "context_window", None)
+        if type(given) is int and given > 0:
+            return given
+        known = profile(model.name).context_window
+        if known is not None:
+            return known
+        if used > UNKNOWN_WINDOW / 2 and model.name not in self._unmeasured:
+            self._unmeasured.add(model.name)
+            advice = "give it with open_model(…, context_window=…) or Compaction(window=…)"
+            _log.warning(
+                "the context window of model %r is not known: %s tokens are assumed; %s",
+                model.name,
+                f"{UNKNOWN_WINDOW:,}",
+                advice,
+            )
+        return UNKNOWN_WINDOW
 
     async def refuse_child(self, ctx: ToolContext) -> tuple[str, int] | None:
         assert self.backend is not None

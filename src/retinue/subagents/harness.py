@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.agents import RESULT_LIMIT, Agent, agent_name, linked_agents
 from ..core.errors import ConfigurationError, FilesystemError, TaskStoreError, UnknownAgent, as_tuple
 from ..core.filesystem import Filesystem, GuardedFilesystem, RunsCommands, is_divided
 from ..core.functions import as_tool
 from ..core.hooks import HookContext, Registrar, registered
-from ..core.messages import ToolCall
-from ..core.plugins import AddSystemText, Plugin
+from ..core.messages import Role, ToolCall
+from ..core.plugins import AddContextMessage, AddSystemText, Plugin
 from ..core.runs import Out
 from ..core.state import StateCommand
 from ..core.tools import Tool
@@ -23,7 +24,7 @@ from ..plugins import Compaction, ResultFiles
 from ..tasks.files import WorkspaceTaskRepository, holds_tasks
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskService
-from ..tasks.task import TaskScope
+from ..tasks.task import TaskRecord, TaskScope
 from ..workspace import LocalFilesystem, SandboxFilesystem, WorkspaceContext, file_tools, shell_tool
 from ..workspace.context import AGENTS_FILES
 from .catalog import GENERAL_PURPOSE_DESCRIPTION, Catalog, Factory
@@ -75,7 +76,8 @@ class HarnessAgent(Agent[Out]):
     context_files: Iterable[str] = ()
     """Files of the workspace that the model reads with AGENTS.md, always."""
     max_context_tokens: int = 8000
-    compaction: Compaction | None = None
+    compaction: Compaction | Literal[False] | None = None
+    """How its requests are kept within the window of its model; None is at 80 % of it, False is not at all."""
     tool_result_limit: int = RESULT_LIMIT
     """Characters of a tool result the model reads; the whole goes to a file of the workspace."""
     workspace_roots: Iterable[str | os.PathLike[str]] = ()
@@ -125,10 +127,12 @@ class HarnessAgent(Agent[Out]):
             what = "task_repository is a WorkspaceTaskRepository or another TaskRepository"
             _require(self.task_repository, "settings", f"{owner}: {what}")
         built_in = _builtin_tools(self, filesystem, owner)
+        compaction, own_plugins = _compaction_of(self, own_plugins, owner)
         for name, value in (
             ("files", filesystem),
             ("own_tools", own_tools),
             ("own_plugins", own_plugins),
+            ("compaction", compaction),
             ("own_tool_names", frozenset([tool.name for tool in own_tools])),
             ("builtin_names", frozenset([tool.name for tool in built_in])),
             ("subagents", subagents),
@@ -152,7 +156,7 @@ class HarnessAgent(Agent[Out]):
             yield WorkspaceContext(self.files, (*first, *self.context_files), self.max_context_tokens)
         if self.catalog is not None:
             yield Subagents(self.name, self.catalog, self._tasks(), self.on_timeout)
-        if self.compaction is not None:
+        if self.compaction:
             yield self.compaction
         if not self.disable_filesystem:
             yield ResultFiles(self.files)
@@ -275,7 +279,7 @@ class HarnessAgent(Agent[Out]):
 
 
 class Subagents(Plugin):
-    """Gives the model the tools for sub-agents, and lists these in every request."""
+    """Gives the model the tools for sub-agents, and lists these and the background tasks in every request."""
 
     name = "subagents"
 
@@ -313,13 +317,15 @@ class Subagents(Plugin):
             if self._service is not None:
                 await self._service.watch_unwatched(records)
                 records = [self._service.as_shown(record) for record in records]
-            tasks, command = task_summary(records), await announce(ctx, records, self._repository)
+            command = await announce(ctx, records, self._repository)
+            tasks = "" if _are_just_told(ctx, records) else task_summary(records)
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
             command = StateCommand().event({"type": "tasks_unreadable", "problem": str(exc)})
-        text = "\n\n".join([part for part in (text, tasks) if part])
         if text:
             command = (command or StateCommand()).schedule(AddSystemText(text))
+        if tasks:  # after the conversation: it changes, and what is before it must keep its bytes for the cache
+            command = (command or StateCommand()).schedule(AddContextMessage(tasks))
         return command
 
     async def resume_tasks(self, run: RunIdentity, context_for: Callable[[ToolCall], ToolContext]) -> None:
@@ -335,6 +341,12 @@ class Subagents(Plugin):
 
     def _forget(self, ctx: HookContext) -> None:
         self._agents.forget_run(ctx.run.run_id)
+
+
+def _are_just_told(ctx: HookContext, records: Sequence[TaskRecord]) -> bool:
+    """Return whether the results of the last step tell of each task, so that a summary would only repeat them."""
+    last = "".join([one.text for one in takewhile(lambda said: said.role is Role.TOOL, reversed(ctx.messages))])
+    return all(record.task_id in last for record in records)
 
 
 class StateOf(Plugin):
@@ -357,6 +369,19 @@ class StateOf(Plugin):
         r.tools.extend([tool for tool in inner.tools if self._inherits(tool.name)])
         if self._keeps_results:
             r.keeper = inner.keeper
+
+
+def _compaction_of(
+    agent: HarnessAgent, plugins: tuple[Plugin, ...], owner: str
+) -> tuple[Compaction | Literal[False], tuple[Plugin, ...]]:
+    """Return how an agent compacts, and its other plugins. A Compaction among these is the one that is meant."""
+    given: Any = agent.compaction
+    if given is not None and given is not False and not isinstance(given, Compaction):
+        raise ConfigurationError(f"{owner}: compaction is a Compaction, False or None, not {given!r:.80}")
+    named = [plugin for plugin in plugins if isinstance(plugin, Compaction)]
+    if given is not None or len(named) != 1:
+        return Compaction() if given is None else given, plugins
+    return named[0], tuple([plugin for plugin in plugins if plugin is not named[0]])
 
 
 def _require(value: object, attribute: str, what: str) -> None:

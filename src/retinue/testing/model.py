@@ -92,7 +92,13 @@ _PIECES = "use say, call, think or fail"
 class ScriptedModel:
     """Answers from a list of turns, or by a function of the request. `requests` holds the requests it got."""
 
-    def __init__(self, script: Iterable[ScriptedTurn] | ScriptFunction, name: str = "scripted") -> None:
+    def __init__(
+        self,
+        script: Iterable[ScriptedTurn] | ScriptFunction,
+        name: str = "scripted",
+        *,
+        context_window: int | None = None,
+    ) -> None:
         self._function: ScriptFunction | None = script if callable(script) else None
         self._turns: list[ScriptedTurn] = [] if callable(script) else list(as_tuple(script, "ScriptedModel", "script"))
         for number, turn in enumerate(self._turns, 1):
@@ -100,7 +106,7 @@ class ScriptedModel:
                 raise ConfigurationError(f"turn {number} of a ScriptedModel has {wrong}")
         self._next = 0
         self.requests: list[ModelRequest] = []
-        self.name = f"testing:{name}"
+        self.name, self.context_window = f"testing:{name}", context_window
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelChunk]:
         self.requests.append(request)

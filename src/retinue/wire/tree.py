@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core.events import (
+    CachePrefixChanged,
     ChildStarted,
+    Compacted,
     ErrorRaised,
     Event,
     Handoff,
@@ -218,6 +220,8 @@ class RunTree:
             ToolCallStreamDelta: self._call_output,
             ChildStarted: self._child_started,
             Handoff: self._handoff,
+            Compacted: self._compacted,
+            CachePrefixChanged: self._prefix_changed,
             ErrorRaised: self._error,
         }
 
@@ -404,6 +408,17 @@ class RunTree:
         run.notes.append(f"handed over to {event.to_agent}")
         self.node_noted(run, "handoff", event.at, {"to_agent": event.to_agent})
 
+    def _compacted(self, event: Compacted, run: RunNode) -> None:
+        run.own_usage += event.usage
+        run.leg_usage += event.usage
+        run.notes.append(_compaction_note(event))
+        facts = {"tokens_before": event.tokens_before, "tokens_after": event.tokens_after, "path": event.path}
+        self.node_noted(run, "compacted", event.at, facts)
+
+    def _prefix_changed(self, event: CachePrefixChanged, run: RunNode) -> None:
+        run.notes.append(f"the cached prefix has changed: {event.cause}")
+        self.node_noted(run, "cache_prefix_changed", event.at, {"cause": event.cause, "tokens": event.tokens})
+
     def _error(self, event: ErrorRaised, run: RunNode) -> None:
         if event.fatal:
             return
@@ -446,7 +461,7 @@ class RunTree:
         """It ended, or waits."""
 
     def node_noted(self, node: Node, name: str, at: float, facts: Mapping[str, Any]) -> None:
-        """A handoff, a wait for the provider or a non-fatal error happened in it."""
+        """A handoff, a wait, a non-fatal error, a compaction or a change of the cached prefix happened in it."""
 
 
 def _open_message(run: RunNode, message_id: str) -> OpenMessage:
@@ -467,6 +482,12 @@ def _drop_message(run: RunNode, message_id: str) -> None:
         if call_id in run.calls and run.calls[call_id].status is ToolCallStatus.NEW:
             del run.calls[call_id]
             run.step.calls.pop(call_id, None)
+
+
+def _compaction_note(event: Compacted) -> str:
+    cost = f", which cost {event.usage.tokens:,}" if event.usage.tokens else ""
+    without = f", without a summary: {event.problem}" if event.problem else ""
+    return f"compacted: {event.tokens_before:,} → {event.tokens_after:,} tokens{cost}{without}"
 
 
 def _error_note(event: ErrorRaised) -> str:

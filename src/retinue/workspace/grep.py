@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from ..core.errors import ExecutionFailed, FilesystemDown, FilesystemError, InvalidArguments
-from ..core.filesystem import FileEntry, Filesystem
+from ..core.filesystem import FileEntry
+from .history import Files
 from .text import WINDOW_CHARS, is_binary, read_lines
 
 MOST_MATCHES = 500
@@ -142,9 +143,7 @@ class Findings:
             yield f"[files that could not be read: {self.unreadable}]"
 
 
-def grep(
-    filesystem: Filesystem, files: Iterable[FileEntry], pattern: LinePattern, check: Callable[[], None]
-) -> Findings:
+def grep(filesystem: Files, files: Iterable[FileEntry], pattern: LinePattern, check: Callable[[], None]) -> Findings:
     """Search file by file until there is enough. `check` is called between blocks and may raise."""
     findings = Findings()
     for file in files:

@@ -27,6 +27,7 @@ from ..core.filesystem import FileEntry, Filesystem, files_of, is_divided
 from ..core.functions import FunctionTool
 from ..core.tools import Tool
 from .grep import SECONDS, LinePattern, grep
+from .history import Files, WithHistory
 from .paths import GlobPattern, Places, first_entries, join_path, normal_path, shown, split_path, walk_files
 from .text import READ_BYTES, Edit, Window, is_binary, nearly_at, read_window, replace_text
 
@@ -44,12 +45,12 @@ def file_tools(filesystem: Filesystem) -> tuple[Tool, ...]:
     files = _FileTools(filesystem)
     reading = (files.list_files, files.glob_files, files.grep_files)
     functions = (files.read_file, files.write_file, files.edit_file, *reading)
-    kind = _DividedTool if is_divided(filesystem) else FunctionTool
-    return tuple([kind(one, category="files", idempotent=one.__name__ in READ_ONLY_TOOLS) for one in functions])
+    return tuple([_FileTool(one, category="files", idempotent=one.__name__ in READ_ONLY_TOOLS) for one in functions])
 
 
-class _DividedTool(FunctionTool):
-    """A file tool of a filesystem that each run has a part of: it is the one for that part when it is called."""
+class _FileTool(FunctionTool):
+    """A file tool: when it is called, it works on the part of the files that its run has, with what was cut from its
+    conversation."""
 
     async def execute(self, args: dict[str, Any], ctx: ToolContext) -> Any:
         tool = copy(self)
@@ -59,12 +60,15 @@ class _DividedTool(FunctionTool):
 
 
 class _FileTools:
-    def __init__(self, filesystem: Filesystem) -> None:
+    def __init__(self, filesystem: Files) -> None:
         self._filesystem = filesystem
 
     def for_run(self, ctx: ToolContext) -> _FileTools:
+        filesystem = self._filesystem
+        assert not isinstance(filesystem, WithHistory)
         try:
-            return _FileTools(files_of(self._filesystem, ctx.run))
+            files = files_of(filesystem, ctx.run) if is_divided(filesystem) else filesystem
+            return _FileTools(files if ctx.history is None else WithHistory(files, ctx.history))
         except (ConfigurationError, FilesystemError) as exc:
             raise ExecutionFailed(str(exc)) from exc
 
@@ -257,7 +261,7 @@ def _cancellation(ctx: ToolContext | None) -> CancellationToken:
     return CancellationToken() if ctx is None else ctx.cancellation
 
 
-def _similar(filesystem: Filesystem, path: str) -> list[str]:
+def _similar(filesystem: Files, path: str) -> list[str]:
     """Return paths like the first part of this one that does not exist."""
     parents: tuple[str, ...] = ()
     try:
