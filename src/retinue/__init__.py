@@ -20,7 +20,7 @@ from .models import CallChunk, Model, ModelRequest, PartChunk, Rate, TextChunk, 
 # State
 from .state import MutationBatch, PersistedState, StateCommand, StateKey, StateStore, UnknownKeyPolicy
 # Plugins
-from .plugins import Block, Compaction, HookContext, Permissions, Plugin, Registrar, SetResult, Suspend
+from .plugins import Block, Compaction, HookContext, Permissions, Plugin, Registrar, SetResult, Suspend, Todo
 # Events
 from .events import Event, NullSink, Sink
 from .telemetry import Telemetry
@@ -50,7 +50,7 @@ __all__ = [
     "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Rate", "ReceiptPart", "Registrar", "ResumeMode", "RetinueError", "Run",
     "RunIdentity", "RunNotCompleted", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
     "StateCommand", "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink",
-    "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Tool", "ToolCall",
+    "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Todo", "Tool", "ToolCall",
     "ToolCallStatus", "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult",
     "ToolStatus", "ToolTimeout", "TurnEnd", "UnknownAgent", "UnknownKeyPolicy", "UnknownRun", "Usage",
     "__version__", "file_tools", "run_child_agent", "run_child_agent_checked", "run_streaming_subagent", "tool",

@@ -13,12 +13,14 @@ from retinue.cli.columns import cells, clock, cut, short_count, wrapped
 from retinue.cli.questions import Question, change_of, detail_rows, question_rows
 from retinue.cli.rows import Look, plain
 from retinue.core.events import (
+    Compacted,
     ErrorRaised,
     InferenceFinished,
     InferenceWaiting,
     Namespace,
     RunFinished,
     RunStarted,
+    StateDelta,
     StepFinished,
     StepStarted,
     TaskUpdated,
@@ -357,3 +359,28 @@ def test_text_fits_its_columns() -> None:
         "131k",
         "2.5M",
     ]
+
+
+def test_todos_are_shown_when_they_change() -> None:
+    board = Board(Look(60))
+    items = [{"text": "look around", "status": "completed"}, {"text": "x" * 90, "status": "in_progress"}]
+    for event in begun(ROOT, "planner", "go"):
+        board.apply(event)
+    delta = {"retinue.todos": items, "other": 1}
+    assert text_of(board.apply(made(StateDelta, revision=1, delta=delta))) == snapshot("""\
+  todos: 1 of 2 done
+  [>] xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\
+""")
+    assert board.apply(made(StateDelta, revision=2, delta={"retinue.todos": []})) == []
+    assert board.apply(made(StateDelta, revision=3, delta={"other": 2})) == []
+
+
+def test_a_compaction_is_a_remark() -> None:
+    board = Board(Look(60))
+    for event in begun(ROOT, "planner", "go"):
+        board.apply(event)
+    fields = {"tokens_before": 6432, "tokens_after": 3897, "kept_from": "m9", "usage": Usage(input_tokens=4100)}
+    assert text_of(board.apply(made(Compacted, **fields, problem="no credit"))) == snapshot("""\
+  compacted: 6,432 → 3,897 tokens, which cost 4,100,
+  without a summary: no credit\
+""")

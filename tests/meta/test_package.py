@@ -30,7 +30,7 @@ CancellationToken ProgressStatus ResumeMode SuspendTicket Tool ToolCallStatus To
 ToolOutput ToolResult ToolStatus file_tools tool
 CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk Rate ReceiptPart TextChunk ToolCall TurnEnd
 MutationBatch PersistedState StateCommand StateKey StateStore UnknownKeyPolicy
-Block Compaction HookContext Permissions Plugin Registrar SetResult Suspend
+Block Compaction HookContext Permissions Plugin Registrar SetResult Suspend Todo
 Event NullSink Sink Telemetry
 Backend BackendProfile Child ChildErrorForwarding ParentContext StreamedChild StreamingPassthroughSink
 SubagentDeclaration run_child_agent run_child_agent_checked run_streaming_subagent

@@ -16,6 +16,7 @@ from ..core.events import (
     InferenceFinished,
     RunFinished,
     RunStarted,
+    StateDelta,
     StepFinished,
     StepStarted,
     TaskUpdated,
@@ -24,10 +25,11 @@ from ..core.events import (
 )
 from ..core.results import ToolCallStatus
 from ..core.runs import RunStatus
+from ..plugins.todo import TODOS
 from ..tasks.task import TaskStatus
 from ..wire.tree import CallNode, Node, RunNode
 from .columns import wrapped
-from .outline import ShownTree
+from .outline import ShownTree, todo_lines
 from .questions import Question, question_of
 from .rows import Look, Row, call_row, done_row, ended_rows, plain, shown_children, tree_rows
 from .text import clean, headline, one_line
@@ -121,6 +123,9 @@ class Board:
                 return [_note(f"handed over to {one_line(event.to_agent, 60)}", self.look)]
             case Compacted():
                 return [_note(run.notes[-1], self.look)]
+            case StateDelta() if TODOS.name in event.delta:
+                rows = [[("dim", f"  {line}")] for line in todo_lines(event.delta[TODOS.name], self.look.columns - 4)]
+                return [*self._flush(run), Block(rows=tuple(rows))] if rows else []
             case RunFinished():
                 return [*self._flush(run), *self._step_ended(run), *self._run_ended(event, run)]
             case _:

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from ..core.content import record_json
 from ..core.events import Event, event_to_json
 from ..core.receipts import Receipt
 from ..core.results import SuspendTicket, ToolCallStatus
 from ..core.runs import RunResult
 from ..core.stores import RunRecord
+from ..plugins.todo import TodoItem
 from ..wire.resources import iso
 from ..wire.tree import CallNode, Node, RunNode, RunTree
 from .text import arguments, count, duration, headline, one_line, reply_of
@@ -206,3 +209,11 @@ def _value(value: Any) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def todo_lines(items: Any, width: int) -> list[str]:
+    """Return the todos of a state as lines: the open ones, and how many are completed."""
+    todos = [msgspec.convert(item, TodoItem) for item in items]
+    done = sum(todo.status == "completed" for todo in todos)
+    lines = [one_line(todo.line, width) for todo in todos if todo.status != "completed"]
+    return [f"todos: {done} of {len(todos)} done", *lines] if todos else []

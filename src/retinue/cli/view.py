@@ -23,6 +23,7 @@ from ..core.events import (
     Namespace,
     RunFinished,
     RunStarted,
+    StateDelta,
     StepStarted,
     TaskUpdated,
     TextDelta,
@@ -32,10 +33,11 @@ from ..core.events import (
 )
 from ..core.functions import in_thread
 from ..core.runs import RunResult
+from ..plugins.todo import TODOS
 from ..tasks.task import TaskStatus
 from ..wire.resources import iso
 from ..wire.tree import RunNode
-from .outline import ShownTree, call_line, summary, wait_line
+from .outline import ShownTree, call_line, summary, todo_lines, wait_line
 from .questions import Answer, Question, detail_rows, parse_value
 from .rows import Look, plain
 from .text import clean, complain, escape_json, headline, one_line
@@ -218,21 +220,27 @@ class PlainView(View):
                 self._print_thought(run)
             case InferenceWaiting() | ErrorRaised(fatal=False) | Handoff() | Compacted() | CachePrefixChanged():
                 self._remark(run, event)
+            case StateDelta():
+                self._print_todos(event, run)
             case ToolCallFinished():
                 call = call_line(run.calls[event.call_id])
                 self._line(run, 2, f"{run.label}: {call}" if run.ns else call)
-            case RunFinished() if run.ns:
-                self._line(run, 0, f"{run.label} {summary(run)}")
             case RunFinished():
-                self._line(run, -2, summary(run))
+                self._line(run, *((0, f"{run.label} {summary(run)}") if run.ns else (-2, summary(run))))
             case _:
                 pass
 
-    def _remark(self, run: RunNode, event: InferenceWaiting | ErrorRaised | Handoff) -> None:
+    def _remark(
+        self, run: RunNode, event: InferenceWaiting | ErrorRaised | Handoff | Compacted | CachePrefixChanged
+    ) -> None:
         if type(event) is InferenceWaiting:
             self._line(run, 0, f"{f'{run.label}: ' if run.ns else ''}{wait_line(run, event.at)}")
         else:
             self._line(run, 0, f"note: {one_line(run.notes[-1], 200)}")
+
+    def _print_todos(self, event: StateDelta, run: RunNode) -> None:
+        for line in [] if run.ns else todo_lines(event.delta.get(TODOS.name, ()), 200):
+            self._line(run, 2, line)
 
     def _print_thought(self, run: RunNode) -> None:
         if run.step.thought:

@@ -38,6 +38,7 @@ from .compaction import Compaction
 from .decorator import hook
 from .permissions import Permissions
 from .results import ResultFiles
+from .todo import TODOS, Todo, TodoItem
 from .stopping import StopAfterSeconds, StopAfterSteps, StopAfterTokens, StopOnRepeat, StopOnTool, StopPolicy
 
 __all__ = [
@@ -45,5 +46,5 @@ __all__ = [
     "Compaction", "ExcludeTools", "HookContext", "HookFunction", "IncludeTools", "InferenceContext",
     "OverrideSettings", "PHASES", "Permissions", "Phase", "Plugin", "Registrar", "ResultFiles", "SetResult",
     "StopAfterSeconds", "StopAfterSteps", "StopAfterTokens", "StopOnRepeat", "StopOnTool", "StopPolicy", "StopRun",
-    "Suspend", "TransferTo", "UseSummary", "hook",
+    "Suspend", "TODOS", "Todo", "TodoItem", "TransferTo", "UseSummary", "hook",
 ]
