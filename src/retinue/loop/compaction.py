@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from ..core.content import clean_text, to_json_bytes
 from ..core.errors import Escape, ModelError, OwnershipLost
 from ..core.events import CachePrefixChanged, Compacted, ErrorRaised
-from ..core.gate import stream_of
 from ..core.hooks import CompactionPolicy
 from ..core.messages import ImagePart, Message, Role, Visibility
 from ..core.model import CHARACTERS_PER_TOKEN, ModelRequest, Retrying, TextChunk, TurnEnd, estimate_tokens
@@ -333,7 +332,8 @@ async def _ask(x: Execution, request: ModelRequest) -> tuple[str, Usage]:
     """Return the model's text and its usage. Its pieces are no events: they are not part of the conversation."""
     pieces: list[str] = []
     end = TurnEnd()
-    chunks: Any = stream_of(x.model, request, RunCaller(x))
+    stream_for = getattr(x.model, "stream_for", None)  # of a model that passes the gate of an account
+    chunks: Any = x.model.stream(request) if stream_for is None else stream_for(request, RunCaller(x))
     try:
         async for chunk in chunks:
             if isinstance(chunk, TextChunk):
