@@ -28,6 +28,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/backends/local.py": "one subject: a child in this process, found again, started, run and ended",
     "src/retinue/log/fold.py": "one fold: a function for each kind of row",
     "src/retinue/backends/foreign.py": "one subject: a child on another backend, from its start to its end",
+    "src/retinue/wire/tree.py": "one tree: its nodes, and a reader for each kind of event",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
 }
 
