@@ -141,6 +141,7 @@ export interface OneRun {
   readonly error: string | null;
   readonly input: readonly MessageShape[];
   readonly log_id: string;
+  readonly lost: number;
   readonly orphaned: boolean;
   readonly parent_run_id: string | null;
   readonly response: string | null;
