@@ -270,7 +270,7 @@ class Store(Protocol):
         unowned: bool = False,
     ) -> list[RunRecord]:
         """Return root runs, newest first; with `before`, those that started before that place in the list. Runs that were
-        placed for another run are not among them.
+        placed for another run are not among them. Their results may have no messages.
 
         With `unowned`, runs without a user count as those of `user_id`.
         """

@@ -122,8 +122,10 @@ class Link:
         """Return what an UPDATE that makes a row smaller says first, where the room that it leaves would be lost."""
         return ""
 
-    def give_back(self) -> None:
-        """Give some of the room of deleted rows back to the system, where the database does not do that itself."""
+    def give_back(self) -> bool:
+        """Give some of the room of deleted rows back to the system, where the database does not do that itself; return
+        True if there is more."""
+        return False
 
     def notify(self, topic: str) -> None:
         """Wake the watches of a topic after the commit."""

@@ -124,6 +124,8 @@ class Packer:
             pass
         for thread_id in log.threads if log is not None else ():
             await self._merge(thread_id)
+        while await database.write(_give_back):
+            pass
 
     async def _merge(self, thread_id: str) -> None:
         """Merge small packs of a thread, if there are many together."""
@@ -227,7 +229,6 @@ def _swap(link: Link, log_id: str, log: _Log, new: cold.Rewritten) -> None:
 def _clean(link: Link, log_id: str) -> bool:
     """Delete some rows of a packed log; return True if none is left."""
     if link.value("SELECT packed FROM logs WHERE log_id = ?", log_id) != PACKED:
-        link.give_back()
         return True
     some = "SELECT seq, sub FROM events WHERE log_id = ? ORDER BY seq, sub LIMIT ?"
     gone = link.run(
@@ -236,8 +237,11 @@ def _clean(link: Link, log_id: str) -> bool:
     is_clean = len(gone) < _ROWS_AT_ONCE
     if is_clean:
         link.run("UPDATE logs SET packed = ? WHERE log_id = ? AND packed = ?", CLEAN, log_id, PACKED)
-    link.give_back()
     return is_clean
+
+
+def _give_back(link: Link) -> bool:
+    return link.give_back()
 
 
 def _merge(link: Link, thread_id: str) -> None:

@@ -115,6 +115,7 @@ async def _prune_runs(database: Database, before: float, *, deltas: bool) -> Pru
             began = time.monotonic()
             left, runs, events = await database.write(partial(remove_runs, run_ids=left, deltas=deltas))
             gone.runs, gone.events = gone.runs + runs, gone.events + events
+            await database.write(lambda link: link.give_back())
             await asyncio.sleep(time.monotonic() - began)  # others, who may wait for the file, get as much time
     return gone
 

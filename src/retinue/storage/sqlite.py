@@ -193,7 +193,8 @@ class SqliteLink(Link):
     def moved(self, table: str) -> str:
         return f"rowid = (SELECT MAX(rowid) + 1 FROM {table}), "
 
-    def give_back(self) -> None:
+    def give_back(self) -> bool:
         free = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
         for _ in range(min(free, _PAGES)):  # sqlite3 runs one step of it, which is one page
             self._connection.execute("PRAGMA incremental_vacuum(1)")
+        return free > _PAGES
