@@ -17,6 +17,7 @@ from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import ErrorRaised, Event, RunFinished, RunStarted
 from ..core.runs import Limits, RunResult, RunStatus
+from ..log.read import Cursor
 from ..wire.resources import decisions_json
 from ..wire.task_protocol import (
     TASKS_PATH,
@@ -107,18 +108,16 @@ class TaskHttpBackend(RemoteBackend[HttpTaskClient]):
 class TaskFollower(Follower[HttpTaskClient]):
     """Follows one task: passes decisions on, and copies its events in order until it has ended or waits.
 
-    Invariant: an event is passed on only if it is the one after `seen`, so none is lost or repeated, whatever the
-    connection does.
+    Each event is passed on once, whatever the connection does: `Cursor` has the rule.
     """
 
     def __init__(self, backend: TaskHttpBackend, request: RunRequest) -> None:
         super().__init__(backend, request)
-        self._seen, self._status = request.seen, ""
+        self._cursor, self._status = Cursor(request.seen), ""
         self.state = RemoteTask("running")
         self._has_events = request.emit_remote is not None
         """True unless the server has only status and result."""
         self._leg_ended = False
-        self._missing_before = 0
         self._noticed: str | None = None
 
     @property
@@ -211,15 +210,15 @@ class TaskFollower(Follower[HttpTaskClient]):
             # Background tasks may append events without end, so read only up to the number that the state had first.
             now = (state.status, tuple(state.awaiting)) if state.is_settled else None
             goal, settled = (goal if now == settled else state.seq), now
-            is_read = not self._has_events or (self._seen >= goal and not self._is_before_decisions(state))
+            is_read = not self._has_events or (self._cursor.seq >= goal and not self._is_before_decisions(state))
             stuck_since = (stuck_since or time.monotonic()) if state.is_settled and not is_read else 0.0
             if state.is_settled and (is_read or time.monotonic() - stuck_since > self._patience):
                 return await self._with_result(state)
-            seen = self._seen
+            seen = self._cursor.seq
             # The end of a leg may be seen a moment before the state says so, and so may its beginning.
             if self._has_events and not (state.seq <= seen and (self._leg_ended or state.is_settled)):
                 await self._read(goal if state.is_settled else 0)
-            if self._seen > seen:
+            if self._cursor.seq > seen:
                 backoff.reset()
                 stuck_since = 0.0
                 continue
@@ -232,13 +231,13 @@ class TaskFollower(Follower[HttpTaskClient]):
         backoff = Backoff()
         while True:
             state = await self._load_state()
-            if self._seen >= state.seq and not state.open:
+            if self._cursor.seq >= state.seq and not state.open:
                 return
-            seen = self._seen
+            seen = self._cursor.seq
             await self._read(0, to_end=True)
             if not self._has_events:
                 raise ConnectionError("the server has no events of the task any more")
-            if self._seen > seen:
+            if self._cursor.seq > seen:
                 backoff.reset()
             await backoff.wait()
 
@@ -258,7 +257,7 @@ class TaskFollower(Follower[HttpTaskClient]):
 
     def _is_before_decisions(self, state: RemoteTask) -> bool:
         """Return whether a state is older than the decisions just sent: it still has their questions."""
-        if self.refused is not None or self._seen > self.request.seen:
+        if self.refused is not None or self._cursor.seq > self.request.seen:
             return False
         return any("/".join(ticket.path) in self.request.decisions for ticket in state.awaiting.values())
 
@@ -266,21 +265,17 @@ class TaskFollower(Follower[HttpTaskClient]):
         """Copy events until number `until`, until the run there has ended or waits, or until the connection ends. With
         `to_end`, do not stop at the end of the run."""
         assert self.request.emit_remote is not None
-        stream = self._client.events(self.run_id, self._seen)
+        stream = self._client.events(self.run_id, self._cursor.seq)
         try:
             async for events in stream:
                 for event in events:
                     self._pass_notice(event)
-                    if event.seq <= self._seen:
+                    if not self._cursor.accept(event):
                         continue
-                    if event.seq > self._seen + 1 and self._missing_before != event.seq:
-                        self._missing_before = event.seq  # the next attempt shows whether the server has dropped some
-                        return
                     self.request.emit_remote(event)
-                    self._seen = event.seq
                     if not event.ns and isinstance(event, RunStarted | RunFinished):
                         self._leg_ended = isinstance(event, RunFinished)  # background tasks may continue after it
-                if (self._leg_ended and not to_end) or (until and self._seen >= until):
+                if (self._leg_ended and not to_end) or (until and self._cursor.seq >= until):
                     return
         except NotOffered:
             self._has_events = False
