@@ -168,12 +168,17 @@ export class Conversation {
       [...run.inView.keys()]
         .flatMap((id) => run.tree.runs.get(id)?.ns.join("|") || [])
         .slice(0, 200);
+    let isKnown = false;
     socket.subscribe(name, {
       request: () => ({ run_id: run.runId, roster: true, window: inView() }),
       receive: (message) => {
         const roster = message["roster"] as
           { rows: { run_id: string; tail?: string }[] } | undefined;
-        if (roster !== undefined) run.hear(roster.rows);
+        if (roster === undefined) return;
+        run.hear(roster.rows);
+        // Before its first message the server may not have known the roster whose window changed.
+        if (!isKnown) socket.send({ watch: name, window: inView() });
+        isKnown = true;
       },
     });
     const stop = effect(() => {

@@ -14,7 +14,6 @@ import {
   prose,
   runWord,
   statusOf,
-  tokensOf,
 } from "./format.ts";
 import { Icon } from "./icons.tsx";
 import { now, type LiveRun } from "./live.ts";
@@ -372,7 +371,7 @@ function Facts({ live }: { live: LiveRun }) {
         <dt>Cost</dt>
         <dd>
           {money(own)}
-          {tokensOf(usage) > tokensOf(own) && `, with the agents below ${money(usage)}`}
+          {(usage.cost ?? 0) > (own.cost ?? 0) && `, with the agents below ${money(usage)}`}
         </dd>
         {node.notes.length > 0 && <dt>Notes</dt>}
         {node.notes.length > 0 && (
