@@ -272,7 +272,7 @@ FINDINGS = (
 
 def _auditor(task: str) -> Sequence[Turn]:
     checks = tuple(("task", {"subagent_type": "checker", "description": name}) for name in VENDORS)
-    text = "300 contracts, one checker each, 64 at a time. I will list those whose price or notice clause differs from the template."
+    text = "300 contracts, one checker each. I will list those whose price or notice clause differs from the template."
     return [Turn(text, checks, 0.3, 16_000, 60), Turn("All 300 are checked.", (), 0, 9_000)]
 
 
