@@ -8,12 +8,15 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from retinue import Event, Message, RunStatus, ToolCall, ToolCallStatus, ToolResult
+from retinue import Event, Message, RunStatus, ToolCall, ToolCallStatus, ToolResult, Usage
 from retinue.cli.outline import ShownTree, tree_lines
 from retinue.cli.text import arguments, clean, duration, headline, one_line, reply_of
 from retinue.cli.view import JsonView, PlainView
 from retinue.core.events import (
+    CachePrefixChanged,
+    Compacted,
     ErrorRaised,
     Handoff,
     MessagesSnapshot,
@@ -227,6 +230,21 @@ def test_what_is_recalled_is_not_shown_and_not_forgotten() -> None:
     assert stream.getvalue().splitlines() == [
         "    ok     ask(x=1)  500 ms  written",
         "completed: 1 step, 1 call, 0 tokens, 2.0 s",
+    ]
+
+
+def test_what_a_cache_had_and_what_a_compaction_did_are_shown() -> None:
+    stream, usage = io.StringIO(), Usage(requests=2, input_tokens=9000, cached_tokens=8000, output_tokens=10)
+    view = PlainView(stream)
+    *_, last = end(BOSS)
+    compacted = event(Compacted, tokens_before=6400, tokens_after=3900, kept_from="m1", usage=Usage(input_tokens=4000))
+    changed = event(CachePrefixChanged, cause="compacted", tokens=3900)
+    for one in [*begin(BOSS, "Write it."), compacted, changed, replace(last, usage=usage)]:
+        view.show(one)
+    assert stream.getvalue().splitlines()[2:] == [
+        "  note: compacted: 6,400 → 3,900 tokens, which cost 4,000",
+        "  note: the cached prefix has changed: compacted",
+        "completed: 1 step, 0 calls, 9,010 tokens (8,000 of them cached), 2.0 s",
     ]
 
 

@@ -20,9 +20,13 @@ from retinue.loop.compaction import size_of
 from retinue.models import ModelRequest
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.chat import ChatWire
+from retinue.models.resilience import close_model
 from retinue.plugins import AddContextMessage, HookContext, Plugin, Registrar
 from retinue.state import StateCommand
-from retinue.testing import RecordingSink, ScriptedModel, call, fail, say
+from retinue.testing import KnownTurn, RecordingSink, ScriptedModel, call, fail, say
+from tests.models.server import Answer, Asked, Reply, refuse, serving, stream
+from tests.models.streams import RENDER
+from tests.models.test_conformance import connect
 
 WINDOW = 8000
 SUMMARY = "## Goal\nThe work.\n## Done so far\nSome steps."
@@ -346,6 +350,50 @@ async def test_a_guessed_window_is_said_once(tmp_path: Path, caplog: pytest.LogC
     await runtime.run("a", "word " * 14_000)
     said = "the context window of model 'testing:scripted' is not known: 32,000 tokens are assumed"
     assert [record.message[: len(said)] for record in caplog.records] == [said]
+
+
+async def test_a_fork_reads_what_its_origin_has_cut(tmp_path: Path) -> None:
+    runtime = Runtime([harness(Windowed(working(60)), tmp_path)])
+    sink = RecordingSink()
+    first = await runtime.run("a", "Say what is known.", thread_id="t", sinks=[sink])
+    fork = await runtime.fork(first.run_id, at=sink.of("step_finished")[-2].seq, input="And now?")
+    model = Windowed(lambda _, step: call("read_file", {"path": "history/t/1.md"}) if step == 1 else say("ok"))
+    with runtime.override(model=model):
+        result = await fork.result()
+    assert "Say what is known." in result.messages[-2].text
+    assert model.steps[0].messages[1].text.startswith("[The beginning of this conversation was cut")
+
+
+@pytest.mark.parametrize("wire", sorted(RENDER))
+async def test_a_provider_that_says_too_long_is_asked_again_on_every_wire(tmp_path: Path, wire: str) -> None:
+    """The provider has a smaller window than it is known to have."""
+    limit = 24_000
+
+    def answer(asked: Asked) -> Answer:
+        if len(str(asked.body)) > limit:
+            return refuse(
+                400, {"error": {"message": "prompt is too long: 9000 tokens", "type": "invalid_request_error"}}
+            )
+        is_summary = "You keep the memory of an agent" in str(asked.body)
+        told.append("summary" if is_summary else "answer")
+        return stream(RENDER[wire](KnownTurn(text=(SUMMARY if is_summary else "ok",))))
+
+    async def reply(writer: Reply) -> None:
+        await answer(server.asked[-1])(writer)
+
+    told: list[str] = []
+    async with serving(reply) as server:
+        model = connect(wire, server.url)
+        agent = Agent("a", model, plugins=[Compaction(window=1_000_000)])
+        runtime, sink = Runtime([agent]), RecordingSink()
+        for turn in range(8):
+            result = await runtime.run("a", f"turn {turn} " + "word " * 1000, thread_id="t", sinks=[sink])
+            assert result.status == "completed", result.error
+        await close_model(model)
+    refused = [one for one in sink.of("error") if one.code == "context_overflow"]
+    assert len(refused) == 1, "it learns from the first refusal"
+    assert told.count("answer") == 8
+    assert told.count("summary") == len(sink.of("compacted")) >= 1
 
 
 def test_messages_of_people_lose_their_middle_last() -> None:

@@ -270,3 +270,17 @@ def test_the_cache_can_be_left_alone() -> None:
     made = body(AnthropicWire(), without_system)
     assert made["tools"][-1]["cache_control"] == {"type": "ephemeral"}
     assert str(made).count("cache_control") == 2
+
+
+def test_the_cache_ends_before_what_only_this_request_has() -> None:
+    result = Message.tool("rain", tool_call_id="c1", name="weather")
+    said = (
+        Message.user("Weather?"),
+        Message.assistant("", [ToolCall("c1", "weather", {})]),
+        result,
+        Message.user("It is noon."),
+    )
+    made = body(AnthropicWire(), ModelRequest(messages=said, transient=1))
+    *_, turn = made["messages"]
+    assert [block["type"] for block in turn["content"]] == ["tool_result", "text"]
+    assert ["cache_control" in block for block in turn["content"]] == [True, False]

@@ -70,7 +70,8 @@ def summary(run: RunNode) -> str:
     if run.ended is None:  # its end reports its usage
         done.append(f"{duration(time.time() - run.started)} so far")
     else:
-        done += [count(run.usage.tokens, "token"), duration(run.ended - run.started)]
+        cached = f" ({run.usage.cached_tokens:,} of them cached)" if run.usage.cached_tokens else ""
+        done += [count(run.usage.tokens, "token") + cached, duration(run.ended - run.started)]
         done += [] if run.receipt is None else receipt_words(run.receipt)
     return f"{run.status.value}: {', '.join(done)}"
 
