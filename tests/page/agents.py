@@ -121,6 +121,8 @@ crowd = Agent("crowd", _fan_out({f"the same task#{n}": "worker" for n in range(1
 
 _ask = [Permissions(ask=["pay"])]
 payer = Agent("payer", _one_call("pay", {"amount": 3, "to": "ann"}, "payer"), tools=[pay], plugins=_ask)
+LONG = "\n".join(f"line {n}" for n in range(60))
+lengthy = Agent("lengthy", _one_call("pay", {"amount": 3, "to": LONG}, "lengthy"), tools=[pay], plugins=_ask)
 asker = Agent("asker", _one_call("ask_name", {}, "asker"), tools=[ask_name])
 clerk = Agent("clerk", _fan_out({"pay ann": "payer"}, "clerk"), subagents=[payer])
 chief = Agent(
@@ -200,4 +202,4 @@ def _streams(request: ModelRequest) -> ScriptedTurn:
 
 streamer = Agent("streamer", Streamer())
 streams = Agent("streams", ScriptedModel(_streams), subagents=[streamer], limits=Limits(children=2000, parallel=2000))
-agents = [streams, crowd, chief, mixed, reader, hostile, many, starter]
+agents = [streams, lengthy, crowd, chief, mixed, reader, hostile, many, starter]

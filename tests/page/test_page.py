@@ -90,6 +90,19 @@ def test_questions_at_any_depth_are_answered_in_any_order(browser: Browser, serv
         expect(page.get_by_role("region", name="Questions")).to_have_count(0)
 
 
+def test_nothing_is_approved_that_was_not_shown(browser: Browser, server: Server) -> None:
+    with visiting(browser, server) as page:
+        run = server.start_run("lengthy", "pay")
+        show(page, server, run)
+        approve = questions(page).get_by_role("button", name="Approve")
+        expect(approve).to_be_disabled()
+        questions(page).get_by_role("button", name="Show all 61 lines").click()
+        expect(questions(page)).to_contain_text("line 59")
+        approve.click()
+        expect(page.locator('[data-ns=""]')).to_have_attribute("data-status", "completed")
+        assert "line 59" in server.result(run["run_id"])["response"]
+
+
 def test_a_child_is_stopped_and_another_fails_while_the_rest_goes_on(browser: Browser, server: Server) -> None:
     with visiting(browser, server) as page:
         run = server.start_run("mixed")

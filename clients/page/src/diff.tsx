@@ -11,6 +11,9 @@ type Line = {
 const MOST = 2000;
 const AROUND = 3;
 
+/** True if a diff shows all of a text. */
+export const isDrawn = (text: string): boolean => text.split("\n").length <= MOST;
+
 /** Return the lines of a change: common lines by the longest common subsequence. */
 export function changed(before: string, after: string): Line[] {
   const [old, fresh] = [before.split("\n").slice(0, MOST), after.split("\n").slice(0, MOST)];

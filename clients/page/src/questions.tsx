@@ -11,7 +11,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useRef } from "preact/hooks";
 import { ApiError } from "./api.ts";
 import { pathOf } from "./body.ts";
-import { Diff } from "./diff.tsx";
+import { Diff, isDrawn } from "./diff.tsx";
 import {
   argumentsSchema,
   asks,
@@ -73,7 +73,7 @@ export function Questions() {
       <div class="col">
         {open.map((one, place) => (
           <Item
-            key={`${one.answerTo}/${one.path}/${one.ticket.id}`}
+            key={`${one.answerTo}/${one.path}/${one.askedAt}`}
             question={one}
             place={place}
             count={count}
@@ -114,9 +114,11 @@ function Item({ question, place, count }: ItemProps) {
       draft.problem.value = error instanceof ApiError ? error.message : String(error);
     }
   };
+  const asked = { question, kind, draft, send };
+  const hasRoom = isShort(question, kind) && draft.mode.value === "ask";
   return (
     <article
-      class={`q ${isShort(question, kind) && draft.mode.value === "ask" ? "short" : ""}`}
+      class={hasRoom ? "q short" : "q"}
       data-question={question.callId}
       data-path={question.path}
       aria-label={`Question ${place + 1} of ${count}`}>
@@ -126,12 +128,9 @@ function Item({ question, place, count }: ItemProps) {
           {place + 1} of {count}
         </span>
         <Asker question={question} isShort={isShort(question, kind)} kind={kind} />
-        {!(isShort(question, kind) && draft.mode.value === "ask") && <Since question={question} />}
-        {isShort(question, kind) && draft.mode.value === "ask" && (
-          <Choices {...{ question, kind, draft, send }} place={place} />
-        )}
+        {hasRoom ? <Choices {...asked} /> : <Since question={question} />}
       </div>
-      <Rest {...{ question, kind, draft, send }} place={place} />
+      <Rest {...asked} />
       {draft.problem.value && (
         <p class="err" role="alert">
           {draft.problem.value} Your words are kept.
@@ -146,7 +145,6 @@ interface PartProps {
   readonly kind: Asks;
   readonly draft: Draft;
   readonly send: (decision: object) => Promise<void>;
-  readonly place: number;
 }
 
 const isApproval = (kind: Asks): boolean => kind === "approval" || kind === "consent";
@@ -157,7 +155,7 @@ function isShort(question: Question, kind: Asks): boolean {
   const text = values
     .map((value) => (typeof value === "string" ? value : JSON.stringify(value)))
     .join(" ");
-  return values.length <= 1 && text.length <= SHORT && !text.includes("\n");
+  return values.length <= 1 && text.length <= SHORT && !/\s\s|[\n\t]/.test(text);
 }
 
 function Asker({ question, isShort, kind }: { question: Question; isShort: boolean; kind: Asks }) {
@@ -184,10 +182,11 @@ function Since({ question }: { question: Question }) {
   return <span class="since">waits {clock(now.value - question.askedAt)}</span>;
 }
 
-function Rest({ question, kind, draft, send, place }: PartProps) {
+function Rest(asked: PartProps) {
+  const { question, kind, draft } = asked;
   const mode = draft.mode.value;
-  if (mode === "edit") return <EditForm {...{ question, kind, draft, send, place }} />;
-  if (mode === "reject") return <RejectForm {...{ question, kind, draft, send, place }} />;
+  if (mode === "edit") return <EditForm {...asked} />;
+  if (mode === "reject") return <RejectForm {...asked} />;
   if (mode === "ask" && isShort(question, kind)) return null;
   return (
     <>
@@ -196,9 +195,9 @@ function Rest({ question, kind, draft, send, place }: PartProps) {
       ) : (
         <Words question={question} />
       )}
-      {kind === "text" && <TextForm {...{ question, kind, draft, send, place }} />}
-      {kind === "data" && <DataForm {...{ question, kind, draft, send, place }} />}
-      {isApproval(kind) && <Choices {...{ question, kind, draft, send, place }} />}
+      {kind === "text" && <TextForm {...asked} />}
+      {kind === "data" && <DataForm {...asked} />}
+      {isApproval(kind) && <Choices {...asked} />}
     </>
   );
 }
@@ -283,7 +282,8 @@ function editOf(
   const before = text("old_string", "old", "old_text");
   const after = text("new_string", "new", "new_text");
   if (path === undefined || before === undefined || after === undefined) return null;
-  return Object.keys(args).length > 3 ? null : { path, before, after };
+  const isWhole = Object.keys(args).length === 3 && isDrawn(before) && isDrawn(after);
+  return isWhole ? { path, before, after } : null;
 }
 
 function Words({ question }: { question: Question }) {
