@@ -81,6 +81,23 @@ async def test_a_run_that_was_lost_too_often_ends(url: str, idempotent: bool) ->
     assert record.lost == 3
 
 
+async def test_a_run_that_kills_before_its_first_event_ends_too(url: str) -> None:
+    bomb = Bomb()
+    async with Runtime.open(url, [bomb.agent]) as first:
+        run_id = first.stream("bomber", "go").run_id
+        await bomb.has_begun(1)
+        await be_claimed(first, run_id, 2)
+        store: Any = first.store
+        await store.database.change("DELETE FROM events WHERE log_id = ?", run_id, key=run_id)
+        await first.close(grace=0)
+    async with Runtime.open(url, [bomb.agent], recover=False, max_takeovers=2) as second:
+        assert await second.load(run_id) is not None
+        result = await second.result(run_id)
+    assert (result.status, result.termination) == (RunStatus.FAILED, "worker_lost")
+    assert "died 3 times before it could" in (result.error or "")
+    assert bomb.begun == 1
+
+
 async def test_a_run_that_was_lost_less_often_goes_on_and_says_so(url: str) -> None:
     bomb = Bomb()
     async with Runtime.open(url, [bomb.agent]) as first:

@@ -219,7 +219,7 @@ class Elsewhere:
             writer.stored_seq = stored.seq
             state = tree.runs.get(log_id)
             if state is None:
-                return await self._begin(record, writer, wishes)
+                return await self._begin(record, writer, wishes, lost=self._lost_before(record, stored.losses))
             return await self._continue(record, writer, wishes, tree, state, stored.losses)
         except BaseException:
             if self._runs.get(log_id) is None:  # it cannot be continued here: others may try
@@ -246,18 +246,25 @@ class Elsewhere:
         return restored(agent, identity, replace(stored, problem=None), start)
 
     async def _begin(
-        self, record: RunRecord, writer: LogWriter, wishes: Sequence[Wish], first: FirstLeg | None = None
+        self,
+        record: RunRecord,
+        writer: LogWriter,
+        wishes: Sequence[Wish],
+        first: FirstLeg | None = None,
+        lost: str = "",
     ) -> LiveRun:
-        """Start a run that has only its request in the store."""
+        """Start a run that has only its request in the store. If it was `lost` for good, it fails with that reason."""
         identity = record.identity
         body = await self._store.read_request(identity.run_id) if first is None else first.request
         if body is None:
             raise ConfigurationError(f"run {identity.run_id!r}: its request is not stored")
         log, backend, agent = self._runs.make_log(writer), self._runs.backend, self._agent(identity.agent, wishes)
         start = StoredStart(identity=identity, request=StoredRequest())
+        if lost:  # nothing of its own may begin here
+            agent = Agent(identity.agent, NoModel())
         try:
             start = decode_start(body)
-            problem = start.request.problem
+            problem = lost or start.request.problem
             request = self._restored(agent, identity, start.request, start)
             x = backend.open(request, log)
         except (ConfigurationError, ValueError) as exc:  # no process could start it: it ends as FAILED with the reason
@@ -269,7 +276,7 @@ class Elsewhere:
             problem = None
         run = self._adopt(LiveRun(self._runs, request, log, record, writer, x))
         run.is_new_thread = first is not None and first.is_new_thread
-        run.start(None, problem)
+        run.start(None, problem, WORKER_LOST if lost else "error")
         self._runs.add(run)
         await self._deliver(run, wishes)
         return run
@@ -317,6 +324,14 @@ class Elsewhere:
         elif losses.count >= SUSPECT:
             run.log.append(state, ErrorRaised(message=f"{said}: it is continued", code=WORKER_LOST))
         await writer.settle(losses=losses)
+
+    def _lost_before(self, record: RunRecord, losses: Losses) -> str:
+        """Return why a run is not continued whose processes died before they stored its first event; "" if it is.
+
+        A run that waits for its thread has not begun, so deaths do not accuse it."""
+        if record.queued or losses.count <= self._runs.probation.max_takeovers:
+            return ""
+        return f"the process that was to begin this run died {losses.count} times before it could"
 
     def _adopt(self, run: LiveRun) -> LiveRun:
         run.is_adopted = True

@@ -151,12 +151,12 @@ class LiveRun:
 
     # --- legs
 
-    def start(self, when_busy: WhenBusy | None, problem: str | None = None) -> None:
+    def start(self, when_busy: WhenBusy | None, problem: str | None = None, termination: str = "error") -> None:
         """Start a new run or, without `when_busy`, a run that another process has stored and not started.
 
-        `problem` says which part of the request was not stored: such a run fails at once.
+        `problem` says which part of the request was not stored, or why no process can begin the run: it fails at once.
         """
-        self._launch(self._first_leg(when_busy, problem))
+        self._launch(self._first_leg(when_busy, problem, termination))
 
     def proceed(self, replies: tuple[Reply, ...] = ()) -> None:
         """Continue the run from its state."""
@@ -190,7 +190,7 @@ class LiveRun:
         except Exception as exc:
             self._break_down(exc)
 
-    async def _first_leg(self, when_busy: WhenBusy | None, problem: str | None) -> RunResult:
+    async def _first_leg(self, when_busy: WhenBusy | None, problem: str | None, termination: str) -> RunResult:
         x, home, token = self.x, self.home, self.request.cancellation
         assert x is not None
         if home.owner is not None and problem is None:
@@ -214,7 +214,7 @@ class LiveRun:
         home.backend.enter(x)
         begin_run(x, thread)
         if problem is not None and not is_stopped:
-            return await self._fail(f"it cannot be continued: {problem}")
+            return await self._fail(f"it cannot be continued: {problem}", termination)
         return stop_run(x) if is_stopped else await self._execute(x)
 
     async def _take_thread(self, owner: Owner, when_busy: WhenBusy | None) -> None:
@@ -444,7 +444,7 @@ class LiveRun:
         while self.is_storing:
             await join([self._releasing or self.end])
 
-    async def _fail(self, reason: str) -> RunResult:
+    async def _fail(self, reason: str, termination: str = "error") -> RunResult:
         """End a run that cannot be continued, and everything under it."""
         _log.error("run %s: %s", self.run_id, reason)
         state = self.state
@@ -452,7 +452,7 @@ class LiveRun:
         for child in self.log.tree.children_of(state):
             if not child.is_over:
                 close_run(self.log, child, Ending(RunStatus.CANCELLED, "cancelled", reason))
-        close_run(self.log, state, Ending(RunStatus.FAILED, "error", reason))
+        close_run(self.log, state, Ending(RunStatus.FAILED, termination, reason))
         return self.log.results[self.run_id]
 
     def close_lost(self, reason: str) -> None:
