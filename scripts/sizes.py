@@ -29,6 +29,8 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/log/fold.py": "one fold: a function for each kind of row",
     "src/retinue/backends/foreign.py": "one subject: a child on another backend, from its start to its end",
     "src/retinue/wire/tree.py": "one tree: its nodes, and a reader for each kind of event",
+    "src/retinue/core/budgets.py": "one subject: a budget, its windows, and what a runtime knows of its budgets",
+    "src/retinue/core/events.py": "one list: the events, each a few lines",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
 }
 

@@ -7,7 +7,7 @@ These are the names for every day. The rest is in modules by topic: `retinue.bac
 # fmt: off
 # Agents and their runs
 from .core.agents import Agent
-from .runs import Decision, Limits, MAX_SPAWN_DEPTH, Run, RunIdentity, RunResult, RunState, RunStatus, Runtime, Usage
+from .runs import Budget, Decision, Limits, MAX_SPAWN_DEPTH, Run, RunIdentity, RunResult, RunState, RunStatus, Runtime, Usage
 # Tools
 from .tools import (
     CancellationToken, ProgressStatus, ResumeMode, SuspendTicket, Tool, ToolContext, ToolDescriptor, ToolOutput,
@@ -42,7 +42,7 @@ from .errors import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "A2AAgent", "Agent", "Backend", "BackendProfile", "Block", "CallChunk", "CancellationToken", "Child", "ChildAgentError",
+    "A2AAgent", "Agent", "Backend", "BackendProfile", "Block", "Budget", "CallChunk", "CancellationToken", "Child", "ChildAgentError",
     "ChildErrorForwarding", "Compaction", "ConfigurationError", "DataPart", "Decision", "DecisionRefused", "Denied",
     "Event", "ExecutionBackendError", "ExecutionFailed", "FilePart", "HarnessAgent", "HookContext", "ImagePart",
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",

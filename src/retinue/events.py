@@ -6,7 +6,7 @@ Iterate a `Run` to get them. `AnyEvent` is the union of all classes: it narrows 
 
 # fmt: off
 from .core.events import (
-    ActivityDelta, ActivitySnapshot, AnyEvent, CachePrefixChanged, ChildFinished, ChildStarted, Compacted, Custom,
+    ActivityDelta, ActivitySnapshot, AnyEvent, BudgetWarning, CachePrefixChanged, ChildFinished, ChildStarted, Compacted, Custom,
     ErrorRaised, Event, Handoff, InferenceFinished, InferenceWaiting, MessagesSnapshot, Namespace, ReasoningDelta,
     RunFinished, RunStarted, Sink, StateDelta,
     StateSnapshot, StepFinished, StepStarted, TaskUpdated, TextDelta, ToolCallArgsDelta, ToolCallFinished,
@@ -15,7 +15,7 @@ from .core.events import (
 from .core.events import FanOut, NullSink
 
 __all__ = [
-    "ActivityDelta", "ActivitySnapshot", "AnyEvent", "CachePrefixChanged", "ChildFinished", "ChildStarted",
+    "ActivityDelta", "ActivitySnapshot", "AnyEvent", "BudgetWarning", "CachePrefixChanged", "ChildFinished", "ChildStarted",
     "Compacted", "Custom", "ErrorRaised", "Event", "FanOut", "Handoff", "InferenceFinished", "InferenceWaiting",
     "MessagesSnapshot", "Namespace", "NullSink", "ReasoningDelta",
     "RunFinished", "RunStarted", "Sink", "StateDelta", "StateSnapshot", "StepFinished", "StepStarted", "TaskUpdated",

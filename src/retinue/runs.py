@@ -1,6 +1,7 @@
 """Runs: their handles, results, limits and states, and the decisions that humans take."""
 
 # fmt: off
+from .core.budgets import Budget, BudgetLine
 from .core.decisions import Decision
 from .core.receipts import Approval, Failure, Receipt
 from .core.results import ToolCallStatus
@@ -11,6 +12,6 @@ from .runtime.run import ChildRun, RunHandle, TextStream
 from .runtime.runtime import RunOptions
 
 __all__ = [
-    "Approval", "CallState", "ChildRun", "Decision", "Failure", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Receipt", "Run", "RunHandle", "RunIdentity",
+    "Approval", "Budget", "BudgetLine", "CallState", "ChildRun", "Decision", "Failure", "Limits", "LogState", "MAX_SPAWN_DEPTH", "Receipt", "Run", "RunHandle", "RunIdentity",
     "RunOptions", "RunResult", "RunState", "RunStatus", "Runtime", "TextStream", "ToolCallStatus", "Usage",
 ]

@@ -686,6 +686,23 @@ export interface Custom {
   readonly call_id: string | null;
 }
 
+/** Four fifths of a budget are spent. One run says so, once in each window. */
+export interface BudgetWarning {
+  readonly kind: "budget_warning";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly budget: string;
+  readonly cost: number | null;
+  readonly tokens: number | null;
+  readonly spent_cost: number;
+  readonly spent_tokens: number;
+  readonly renews_at: number;
+}
+
 /** An error; `fatal` if it ends the run. */
 export interface ErrorRaised {
   readonly kind: "error";
@@ -948,9 +965,25 @@ export interface WrittenFile {
   readonly size: number;
 }
 
+/** A budget in its present window. */
+export interface BudgetShape {
+  readonly budget: string;
+  readonly cost: number | null;
+  readonly held: AmountShape;
+  readonly key: string | null;
+  readonly renews_at: string;
+  readonly spent: AmountShape;
+  readonly tokens: number | null;
+}
+
+export interface AmountShape {
+  readonly cost: number;
+  readonly tokens: number;
+}
+
 export interface UserShape {
   readonly scopes: readonly string[];
   readonly user_id: string;
 }
 
-export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Compacted | CachePrefixChanged | Custom | ErrorRaised | UnknownEvent;
+export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Compacted | CachePrefixChanged | Custom | BudgetWarning | ErrorRaised | UnknownEvent;

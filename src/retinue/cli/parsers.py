@@ -71,6 +71,7 @@ Tasks of runs in a database (retinue run --db) are in that database, others in D
 database, --workspace in a folder; without either it is $RETINUE_DB, else this folder. docs/tasks.md says more.""",
     "runs": "docs/operations.md says more.",
     "tokens": "docs/server.md says more.",
+    "budgets": "Windows are calendar windows in UTC. docs/budgets.md says more.",
     "db": "docs/operations.md says more.",
     "db check": """\
 Exit code 0: no errors, though there may be warnings; 1: errors, such as a damaged file or an older schema; 2: nothing to
@@ -83,6 +84,7 @@ _GROUPS = {
     "tasks": "list, show, await or cancel background tasks",
     "runs": "list, show, follow, answer, resume, cancel or fork the runs in a database",
     "tokens": "make, list or revoke the tokens of the users of a server",
+    "budgets": "list, set or reset what model calls may cost",
     "db": "check, migrate or prune the database of runs",
 }
 _COMMANDS = {  # the function, what it does, and an example
@@ -122,6 +124,13 @@ _COMMANDS = {  # the function, what it does, and an example
     "tokens add": ("tokens:add_token", "make a token, and print it as the last line", "ann --db sqlite:///app.db"),
     "tokens list": ("tokens:list_tokens", "list tokens, without their secrets", "--json"),
     "tokens revoke": ("tokens:revoke_token", "make a token worthless", "tok_7aa7c7"),
+    "budgets list": ("budgets:list_budgets", "list budgets and what is spent of them", "--db sqlite:///app.db"),
+    "budgets set": (
+        "budgets:set_budget",
+        "set a budget, for all or for one user or agent",
+        "user/day --cost 5 --of ann",
+    ),
+    "budgets reset": ("budgets:reset_budget", "count nothing as spent in the present window", "user/day --of ann"),
     "db check": ("database:check", "read everything, change nothing, and print what is wrong", "--json"),
     "db migrate": ("database:migrate", "bring a database to the schema of this version, or create one", "--dry-run"),
     "db prune": ("database:prune", "drop runs that ended long ago, while others work", "--older-than 30d --dry-run"),
@@ -153,13 +162,16 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
-    f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private {_CONSENT} --model "
+    f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private --config {_CONSENT} --model "
     "--context-window --listen-fd",
-    "worker": f"target --db --engine --queues --slots --lease --max-takeovers --grace --metrics {_CONSENT} --model --context-window",
+    "worker": f"target --db --engine --queues --slots --lease --max-takeovers --grace --metrics --config {_CONSENT} --model --context-window",
     "queues": "--db",
     "tokens add": "user --scopes --shared-files --db",
     "tokens list": "--db",
     "tokens revoke": "token_id --db",
+    "budgets list": "--db",
+    "budgets set": "budget --cost --tokens --of --unset --db",
+    "budgets reset": "budget --of --db",
     "db check": "--db",
     "db migrate": "--db --dry-run",
     "db prune": "--db --older-than --deltas --threads --dry-run",
@@ -298,6 +310,7 @@ def _number(text: str, what: str, *, allows_0: bool) -> float:
     return found
 
 
+dollars = partial(_number, what="a number of dollars, 0 or more", allows_0=True)
 count_from_0, count_from_1 = partial(_integer, least=0), partial(_integer, least=1)
 seconds = partial(_number, what="a number of seconds", allows_0=True)
 above_0 = partial(_number, what="a number above 0", allows_0=False)
@@ -350,6 +363,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
         "dest": "goes_on",
         "help": "go on with the last conversation of the database",
     },
+    "--config": _value("FILE", "settings in TOML: [budgets]"),
+    "--cost": _value("DOLLARS", "the dollars that each window allows", type=dollars),
     "--cors": _value(
         "ORIGIN",
         "an origin whose pages may use it, as in https://app.example.com; may be repeated",
@@ -402,6 +417,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--metrics": _value("HOST:PORT", "serve figures for Prometheus there"),
     "--model": _value("M", "provider:model (default: $RETINUE_MODEL, else offline:rules)"),
     "--no-auth": _flag("ask for no token: whoever reaches the port is let in"),
+    "--of": _value("NAME", "only for this user or agent", dest="key"),
     "--older-than": _value("TIME", "how long ago they ended: 30d, 12h, 90m or 45s", type=span, required=True),
     "--plain": _flag("print lines, draw nothing: for screen readers and simple terminals"),
     "--port": _value("PORT", "default: 8123; 0 is any that is free", type=count_from_0, default=8123),
@@ -436,10 +452,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "--timeout": _value("SECONDS", "give up after so long", type=seconds),
     "--tls-cert": _value("F", "a chain of certificates (PEM): serve https, and gRPC with TLS"),
     "--tls-key": _value("F", "the private key of the certificate (PEM)"),
+    "--tokens": _value("N", "the tokens that each window allows", type=count_from_0),
     "--token": _value("T", "the token of the user local (default: a new one, unless the database has tokens)"),
     "run --token": _value("T", "the token of that server"),
     "chat --token": _value("T", "the token of that server"),
     "--token-file": _value("F", "a file with that token"),
+    "--unset": _flag("take the budget back: what programs set holds again"),
     "--user": _value("ID", "only those of one user"),
     "--user-header": _value("NAME", "the header in which a proxy in front names the user"),
     "--web": _flag("show it on the page instead"),
@@ -448,6 +466,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "agents --workspace": _value("DIR", "the same, as for other commands"),
     "--yes": _flag("do not ask before agents write, edit or execute"),
     "file": _value("FILE", "what retinue run --record has written"),
+    "budget": _value("BUDGET", "user/day, runtime/hour, agent/month and so on"),
     "folder": _value("DIR", "the folder of the agents (default: this one)", nargs="?"),
     "question": _value("QUESTION", "what to ask, in quotes"),
     "run_id": _value("RUN", "the id of the run; retinue runs list shows them"),

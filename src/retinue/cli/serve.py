@@ -29,6 +29,7 @@ from ..storage.sql import SqlStore
 from ..storage.stores import open_store
 from ..subagents.harness import HarnessAgent
 from .agents import check_folder, choose_model, load_runtime, make_assistant, read_catalog, runtime_on, warn_of
+from .config import apply_config
 from .consent import make_permissions
 from .database import VARIABLE, as_misuse, optional_url
 from .interrupt import Interrupt
@@ -273,6 +274,11 @@ def _read_secret(path: str, what: str) -> bytes:
 
 
 def make_runtime(args: argparse.Namespace) -> Runtime:
+    """Return the runtime of TARGET, with the settings of `--config`."""
+    return apply_config(args, _runtime_of_target(args))
+
+
+def _runtime_of_target(args: argparse.Namespace) -> Runtime:
     """Return the runtime of TARGET. Runs at work are left to the next process when this one ends."""
     url = optional_url(args) or _MEMORY
     options: Any = {

@@ -13,6 +13,7 @@ import msgspec
 
 from ..core.concurrency import helpers
 from ..core.errors import ConfigurationError
+from ..runtime import Runtime
 from ..runtime.worker import Worker
 from ..storage.depths import QueueDepth, explain_depths, read_depths
 from ..storage.schedules import Schedules
@@ -50,7 +51,7 @@ async def work(args: argparse.Namespace, interrupt: Interrupt) -> int:
         with as_misuse():
             await runtime.__aenter__()
         assert isinstance(runtime.store, SqlStore)
-        async with helpers(_stop_when(interrupt, stop, worker)), _metrics(args.metrics, runtime.store, worker):
+        async with helpers(_stop_when(interrupt, stop, worker)), _metrics(args.metrics, runtime, worker):
             await worker.run(stop, ready)
     finally:
         await runtime.close(args.grace)
@@ -93,7 +94,7 @@ async def show_queues(args: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def _metrics(address: str | None, store: SqlStore, worker: Worker) -> AsyncGenerator[None]:
+async def _metrics(address: str | None, runtime: Runtime, worker: Worker) -> AsyncGenerator[None]:
     """Serve figures for Prometheus, and for whoever decides on the number of workers."""
     if address is None:
         yield
@@ -106,7 +107,9 @@ async def _metrics(address: str | None, store: SqlStore, worker: Worker) -> Asyn
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
             async with asyncio.timeout(10):
                 await reader.readuntil(b"\r\n\r\n")
-                body = "".join([f"{line}\n" for line in _figures(await read_depths(store), worker)]).encode()
+                assert isinstance(runtime.store, SqlStore)
+                lines = [*_figures(await read_depths(runtime.store), worker), *await runtime.budgets.figures()]
+                body = "".join([f"{line}\n" for line in lines]).encode()
                 head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {len(body)}\r\n"
                 writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
                 await writer.drain()

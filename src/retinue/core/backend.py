@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints
 from msgspec import Struct, field
 
 from .agents import Agent
+from .budgets import Budgets
 from .concurrency import CancellationToken
 from .context import ToolContext
 from .decisions import Decision
@@ -220,6 +221,9 @@ class Resolver(Protocol):
 
     prices: bool
     """True if `price` knows any price."""
+
+    budgets: Budgets
+    """The budgets that model calls are charged to."""
 
     def price(self, model: str, usage: Usage) -> float | None:
         """Return the cost of a model call; None if it is not known."""

@@ -262,6 +262,20 @@ class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"
     """The call that started it."""
 
 
+class BudgetWarning(Event, frozen=True, kw_only=True, gc=False, tag="budget_warning"):
+    """Four fifths of a budget are spent. One run says so, once in each window."""
+
+    kind: ClassVar[Literal["budget_warning"]] = "budget_warning"
+    budget: str
+    """`<per>/<window>`."""
+    cost: float | None = None
+    """The budget in dollars."""
+    tokens: int | None = None
+    spent_cost: float = 0.0
+    spent_tokens: int = 0
+    renews_at: float = 0.0
+
+
 class Handoff(Event, frozen=True, kw_only=True, gc=False, tag="handoff"):
     """Another agent continues the run."""
 
@@ -358,6 +372,7 @@ AnyEvent = (
     | Compacted
     | CachePrefixChanged
     | Custom
+    | BudgetWarning
     | ErrorRaised
     | UnknownEvent
 )

@@ -234,7 +234,8 @@ def answer_of(outcome: RunResult, name: str, ctx: ToolContext) -> ToolResult:
         text += f"\nWhat it had by then:\n{outcome.response}"
     if calls := finished_calls(outcome):
         text += f"\n{calls}"
-    failed = ToolResult.error(text, code=outcome.status.value)
+    is_refused = outcome.termination.startswith("budget:")
+    failed = ToolResult.error(text, code=outcome.termination if is_refused else outcome.status.value)
     return ToolResult("", failed.status, failed.data, failed.message, None, metadata)
 
 

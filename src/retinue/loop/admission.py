@@ -20,12 +20,18 @@ from ..core.runs import NO_USAGE, RunStatus, Usage
 from .budget import limits_cost, refuse_first_call
 from .execution import Execution
 from .grants import widen_for_first_call
+from .spending import hold_call
 
 
 async def admit_call(x: Execution, request: ModelRequest) -> Ending | None:
-    """Admit a model call; return an ending if it would pass a limit. Later requests are estimated by the last answer."""
-    if x.state.last_call is not NO_USAGE:
-        return None
+    """Admit a model call; return an ending if it would pass a limit, or if no budget is left for it."""
+    if x.is_limited and x.state.last_call is NO_USAGE and (ending := await _refuse_first(x, request)) is not None:
+        return ending
+    return await hold_call(x, request)
+
+
+async def _refuse_first(x: Execution, request: ModelRequest) -> Ending | None:
+    """Return an ending if the first request would pass a limit. Later requests are estimated by the last answer."""
     usage = Usage(requests=1, input_tokens=request.estimate_tokens())
     if limits_cost(x.log.tree, x.state):
         usage = replace(usage, cost=x.resolver.price(x.model.name, usage) or 0.0)

@@ -20,6 +20,8 @@ from ..log.state import RUNNING, LogState, RunState
 Amount = Literal["children", "steps", "tokens", "cost"]
 _NO_BUDGET = (None, None, None, None)
 _ROUNDING = 1e-9
+BUDGET = "budget:"
+"""Names of limits that are budgets of a runtime (`spending.py`) begin so."""
 _NOTICE = 200
 """Characters of the notice that this is the model's last turn."""
 
@@ -33,8 +35,15 @@ class Reached(Struct, frozen=True):
     is_over: bool
 
     @property
+    def code(self) -> str:
+        """The limit as codes and terminations name it."""
+        return self.name if self.name.startswith(BUDGET) else f"limit:{self.name}"
+
+    @property
     def text(self) -> str:
         """The limit and what is used of it."""
+        if self.name.startswith(BUDGET):
+            return f"the budget {self.name.removeprefix(BUDGET)} is used up"
         return f"the limit on {self.name} is reached: {_number(self.spent)} of {_number(self.limit)} used"
 
 
@@ -192,6 +201,8 @@ def time_left(tree: LogState, run: RunState, now: float) -> float | None:
 
 def limit_reached(tree: LogState, run: RunState, name: str, now: float) -> Reached:
     """Return, of the limits with that name on this run and those above it, the one that is used up the most."""
+    if name.startswith(BUDGET):
+        return Reached(name, 0, 0, True)
     found = [
         Reached(name, limit, _spent(above, name, now), True)
         for above, limits in limits_above(tree, run)

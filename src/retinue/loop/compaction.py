@@ -39,6 +39,7 @@ from .admission import RunCaller
 from .budget import refuse_first_call
 from .execution import Execution
 from .phases import SIGNALS
+from .spending import hold_extra_call
 
 FULL = 0.8
 """The share of the window at which the conversation is compacted."""
@@ -264,6 +265,8 @@ async def _summary(
         request = _request(x, messages[x.state.window.count :], room, most)
         if (refused := _refused(x, request, after)) is not None:
             return _without_summary(x, messages, path, most), usage, refused
+        if (budget := await hold_extra_call(x, request)) is not None:
+            return _without_summary(x, messages, path, most), usage, budget.text
         text, usage = await _ask(x, request)
     except (Escape, OwnershipLost, *SIGNALS):
         raise
@@ -348,10 +351,16 @@ async def _ask(x: Execution, request: ModelRequest) -> tuple[str, Usage]:
                         message=clean_text(chunk.message), code=code, retry_model=again, retry_delay=chunk.delay
                     )
                 )
+    except BaseException:
+        if x.spending is not None:
+            x.spending.drop(len(pieces))
+        raise
     finally:
         if (close := getattr(chunks, "aclose", None)) is not None:
             await close()
-    usage = end.usage
-    if not (usage.cost or end.cost_known) and (cost := x.resolver.price(end.model or x.model.name, usage)):
-        usage = replace(usage, cost=cost)
+    usage, is_known = end.usage, bool(end.usage.cost) or end.cost_known
+    if not is_known and (cost := x.resolver.price(end.model or x.model.name, usage)) is not None:
+        usage, is_known = replace(usage, cost=cost), True
+    if x.spending is not None:
+        await x.spending.settle(usage, is_known=is_known)
     return clean_text("".join(pieces)[:_LONGEST]), usage

@@ -50,6 +50,7 @@ from .tickets import tickets_of
 if TYPE_CHECKING:
     from ..core.backend import Resolver, RunRequest
     from ..core.events import Namespace
+    from .spending import Spending
 
 
 class Equipment(Struct, frozen=True, gc=False):
@@ -163,6 +164,8 @@ class Execution:
         self.is_limited = is_limited(log.tree, state)
         self.was_interrupted = state.leg > 0 and state.status is RUNNING
         """True from a recovery until the loop has handled the interrupted turn."""
+        self.spending: Spending | None = None
+        """What the run holds of budgets; None until it makes a model call that may be charged to one."""
         self.is_calling = False
         """True while the loop runs the calls of a step, and does nothing else."""
         self.holding: set[str] = set()

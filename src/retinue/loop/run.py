@@ -140,15 +140,16 @@ async def _make_calls(x: Execution) -> None:
 def _refuse_calls(x: Execution) -> bool:
     """Fail the calls of a step if a limit or a plugin forbids them and none has started; return whether it did."""
     run = x.state
-    if not x.is_limited and run.stopping is None:
+    if not x.is_limited and run.stopping is None and run.limit is None:
         return False
     if run.step_values is not None and (run.limit is None or run.limit_step != run.step):
         return False  # they have started
     fields: dict[str, Any] = {}
     if run.stopping is not None:
         code, reason = f"limit:{run.stopping.name}", run.stopping.reason
-    elif x.is_limited and (limit := _limit_of_calls(x)) is not None:
-        code, reason, fields = f"limit:{limit.name}", f"{limit.text}: the call is not made", {"limit": limit.name}
+    elif (limit := _limit_of_calls(x)) is not None:
+        said = limit.text if x.spending is None or x.spending.refusal is None else x.spending.refusal.text
+        code, reason, fields = limit.code, f"{said}: the call is not made", {"limit": limit.name}
     else:
         return False
     for call in run.open():
@@ -202,7 +203,7 @@ async def _close_step(x: Execution) -> Ending | None:
         close_calls(x.log, run)  # the suspended calls need no answer any more
     if run.limit_over:
         limit = limit_reached(x.log.tree, run, run.limit or "", x.now())
-        return Ending(RunStatus.FAILED, f"limit:{run.limit}", f"{limit.text}, and the model asked for more calls")
+        return Ending(RunStatus.FAILED, limit.code, f"{limit.text}, and the model asked for more calls")
     if x.has_hooks:
         await run_phase(x, "step_end", x.own_messages())
     if run.blocked is not None:
@@ -377,6 +378,9 @@ async def _execute(x: Execution) -> RunResult:
         if x.is_over or is_closing(exc):
             raise
         return await _fail(x, exc)
+    finally:
+        if x.spending is not None:
+            x.spending.release()
 
 
 def _stop_cancelled(x: Execution) -> RunResult:

@@ -39,6 +39,7 @@ from .budget import limits_cost
 from .compaction import compact_if_full, note_request, read_summary, readable
 from .execution import Execution, drop_draft, drop_drafts
 from .phases import run_phase
+from .spending import hold_call
 
 _ASSISTANT = Role.ASSISTANT
 
@@ -230,10 +231,9 @@ async def ask_model(x: Execution) -> Ending | None:
         request = await _hooked_request(x)
     else:
         request = _with_actions(_request(x), run.step_actions)
-    if x.is_limited and (ending := await admit_call(x, request)) is not None:
-        return ending
-    if x.log.is_leaving:  # hooks took their time
-        await x.log.hold(x.run_id)
+    request = await _admitted(x, request)
+    if isinstance(request, Ending):
+        return request
     if x.hooks.policy is None:
         draft, fields = await _stream(x, request), {}
     else:
@@ -243,6 +243,8 @@ async def ask_model(x: Execution) -> Ending | None:
     usage, stop = end.usage, None
     if not (usage.cost or end.cost_known) and (x.resolver.prices or usage.input_tokens or usage.output_tokens):
         usage, stop = _priced(x, usage, model)
+    if x.spending is not None:
+        await x.spending.settle(usage, is_known=_is_priced(x, usage, end, model))
     private = None
     if offered is not None or stop is not None or fields:
         private = Private(offered=offered, actions=() if stop is None else (stop,), **fields)
@@ -286,9 +288,22 @@ async def _ask_within_window(
         dropped = x.answer_id() if x.partial_text else None
         x.partial_text = []
         x.emit(ErrorRaised(message=str(exc), code=exc.code, retry_model=x.model.name, dropped_message_id=dropped))
+        if await hold_call(x, request) is not None:
+            raise
     request = _with_actions(_request(x), x.state.step_actions)
     fields = note_request(x, request)
     return await _stream(x, request), request, fields
+
+
+async def _admitted(x: Execution, request: ModelRequest) -> ModelRequest | Ending:
+    """Return the request that the model may get: this one, or one that says that it is the last. Return an ending if a limit
+    or a budget does not allow a call."""
+    if x.log.is_leaving:  # hooks took their time
+        await x.log.hold(x.run_id)
+    if (ending := await admit_call(x, request)) is not None:
+        return ending
+    is_last = x.spending is not None and x.spending.is_closing
+    return _with_actions(_request(x), x.state.step_actions) if is_last else request
 
 
 def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | None]:
@@ -298,6 +313,11 @@ def _priced(x: Execution, usage: Usage, model: str) -> tuple[Usage, StopRun | No
         reason = f"Limits(cost=…) cannot be kept: what a call of {model!r} costs is not known"
         stop = StopRun("cost", f"{reason}; give Runtime(price=…) its price, 0 where it is free")
     return (replace(usage, cost=cost) if cost else usage), stop
+
+
+def _is_priced(x: Execution, usage: Usage, end: TurnEnd, model: str) -> bool:
+    """Return whether the cost in a usage is known, also where it is 0."""
+    return bool(usage.cost) or end.cost_known or (x.resolver.prices and x.resolver.price(model, usage) is not None)
 
 
 def _check_ending(x: Execution, stop_reason: str, message: Message, model: str) -> None:
@@ -384,14 +404,21 @@ async def _stream(x: Execution, request: ModelRequest) -> _Draft:
                 await asyncio.sleep(0)
     except BaseException as exc:
         # Close a stream that is left half-way at once, so that its connection is freed.
-        if (close := getattr(chunks, "aclose", None)) is not None:
-            await close()
-        if isinstance(exc, Exception):
-            await _drop_calls(x)
-        else:
-            drop_drafts(x.log, x.state)
+        await _abandon(x, chunks, exc)
         raise
     return draft
+
+
+async def _abandon(x: Execution, chunks: Any, exc: BaseException) -> None:
+    """Close an answer that is left half-way, and end the calls that it has asked for."""
+    if x.spending is not None:
+        x.spending.drop(len(x.partial_text))
+    if (close := getattr(chunks, "aclose", None)) is not None:
+        await close()
+    if isinstance(exc, Exception):
+        await _drop_calls(x)
+    else:
+        drop_drafts(x.log, x.state)
 
 
 async def _drop_calls(x: Execution) -> None:

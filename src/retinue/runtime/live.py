@@ -380,6 +380,8 @@ class LiveRun:
                 await self.home.store.save_run(run)
             return
         ended = idle and (self.state is None or self.state.is_over)
+        if idle:  # what the runs hold of budgets is void once the log is released
+            await self.home.registry.budgets.counted()
         await self.writer.settle(
             runs=runs,
             threads=threads,

@@ -19,7 +19,8 @@ from ..backends.mirror import close, give_up
 from ..backends.tasks_http import HttpTaskClient, TaskHttpBackend
 from ..core.agents import Agent, agent_name, check_model, linked_agents
 from ..core.backend import Backend, ExecutionPlan, RunRequest
-from ..core.concurrency import CancellationToken
+from ..core.budgets import Budgets
+from ..core.concurrency import GRACE, CancellationToken, join
 from ..core.context import ToolContext
 from ..core.errors import ConfigurationError, UnknownAgent
 from ..core.messages import ToolCall
@@ -32,6 +33,7 @@ from ..models.gates import AccountGates
 from ..models.prices import Price, ask_price
 from ..models.profiles import UNKNOWN_WINDOW, profile
 from ..models.registry import OpenModels
+from ..storage.budgets import LocalBudgetTable
 from ..subagents.child import run_child_agent, run_children
 from ..subagents.declarations import RemoteSubagentStub, SubagentDeclaration, remote_stub
 
@@ -62,6 +64,7 @@ class AgentRegistry:
         price: Price | None,
         backends: Mapping[str, Backend] | None = None,
         gates: AccountGates | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         if price is not None and not callable(price):  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigurationError(f"Runtime: price is a function of a model and its usage, not {price!r:.80}")
@@ -75,6 +78,7 @@ class AgentRegistry:
                 raise ConfigurationError(f"Runtime: {problem}")
         self._price, self.prices = price, price is not None
         self.gates = gates or AccountGates()
+        self.budgets = budgets or Budgets((), LocalBudgetTable())
         self._unpriced: set[str] = set()
         self._unmeasured: set[str] = set()
         self.backend: LocalBackend | None = None
@@ -234,6 +238,8 @@ class AgentRegistry:
 
     async def close(self) -> None:
         """Close the connections to servers."""
+        await join(self.budgets.jobs, GRACE)
+        await self.budgets.jobs.close()
         closes = [getattr(foreign.backend, "close", None) for foreign in self._foreign.values()]
         await asyncio.gather(
             self.gates.close(), self._models.close(), *[close() for close in closes if close is not None]

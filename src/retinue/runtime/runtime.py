@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from ..core.agents import Agent, check_model
 from ..core.backend import Backend, ChildInput, RunRequest
+from ..core.budgets import Budget, Budgets, BudgetTable, check_budgets
 from ..core.concurrency import GRACE, CancellationToken, cancel_all
 from ..core.decisions import LOCAL_USER, Decision, stamped
 from ..core.engine import Engine, Schedule
@@ -28,6 +29,7 @@ from ..log.ownership import LEASE
 from ..log.state import RunState
 from ..models.gates import AccountGates
 from ..models.prices import Price
+from ..storage.budgets import LocalBudgetTable
 from ..storage.stores import MemoryStore, open_store
 from ..wire.parts import Mode, StreamPart, parts_of
 from .fork import fork_run, state_at
@@ -93,6 +95,7 @@ class Runtime:
         engine: str | Engine | None = None,
         rates: Rates | None = None,
         max_takeovers: int = MAX_TAKEOVERS,
+        budgets: Iterable[Budget] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make a runtime.
@@ -104,7 +107,8 @@ class Runtime:
         "temporal://host:port/namespace": runs are done by workers (`retinue worker`), and this process needs neither
         agents nor models to start them. `rates`: limits of accounts at providers, such as
         `{"openai:*": Rate(requests_per_minute=500)}`; what is not given is learned. `max_takeovers`: a run whose processes die
-        more often than this, each time before it has made progress, ends as FAILED with the termination "worker_lost".
+        more often than this, each time before it has made progress, ends as FAILED with the termination "worker_lost". `budgets`: what model
+        calls may cost in a window, over all processes of the store.
         """
         if isinstance(agents, str):
             raise ConfigurationError(
@@ -116,7 +120,11 @@ class Runtime:
         store = store or MemoryStore()
         self.gates = _gates(rates, store)
         """The gates of the accounts at providers."""
-        self._registry = AgentRegistry(price, backends, self.gates)
+        budgets_given = check_budgets(budgets)
+        make_table: Callable[[], BudgetTable] = getattr(store, "budget_table", LocalBudgetTable)
+        self.budgets = Budgets(budgets_given, make_table(), clock)
+        """The budgets of this runtime and of its store: list, set and reset them here."""
+        self._registry = AgentRegistry(price, backends, self.gates, self.budgets)
         for agent in as_tuple(agents, "Runtime", "agents"):
             self._registry.add(agent)
             self._registry.given.add(agent.name)
@@ -142,7 +150,7 @@ class Runtime:
         self._thread: LoopThread | None = None
         self._make_twin = lambda: Runtime(
             self.agents.values(), store=self.store, sinks=sinks, price=price, recover=recover, lease=lease,
-            on_close=on_close, backends=backends, engine=engine, rates=rates, max_takeovers=max_takeovers, clock=clock,
+            on_close=on_close, backends=backends, engine=engine, rates=rates, budgets=budgets_given, max_takeovers=max_takeovers, clock=clock,
         )  # fmt: skip
         self._twin: Runtime | None = None
         """The runtime of synchronous callers, in a thread of its own. It shares agents, store and ended runs."""
@@ -164,6 +172,7 @@ class Runtime:
         engine: str | Engine | None = None,
         rates: Rates | None = None,
         max_takeovers: int = MAX_TAKEOVERS,
+        budgets: Iterable[Budget] = (),
         clock: Callable[[], float] = time.time,
     ) -> Runtime:
         """Make a runtime that stores threads, runs and events, and continues the runs of processes that have ended.
@@ -189,6 +198,7 @@ class Runtime:
             engine=engine,
             rates=rates,
             max_takeovers=max_takeovers,
+            budgets=budgets,
             clock=clock,
         )
 

@@ -29,7 +29,7 @@ from ..runtime import Runtime
 from ..storage.sql import SqlStore
 from ..subagents.harness import HarnessAgent, find_undivided
 from ..wire.shapes import UserShape
-from . import files, page, runs, sockets, tasks, threads
+from . import budgets, files, page, runs, sockets, tasks, threads
 from .auth import Auth, HasFirstUser, OneToken, StoredTokens, token_in
 from .compression import compress
 from .http import (
@@ -183,7 +183,7 @@ class KnownHosts:
 
 def all_endpoints() -> list[Endpoint]:
     """Return the table of everything that is served and needs a token."""
-    return [*runs.endpoint, *threads.endpoint, *tasks.endpoint, *files.endpoint, *endpoint]
+    return [*runs.endpoint, *threads.endpoint, *tasks.endpoint, *files.endpoint, *budgets.endpoint, *endpoint]
 
 
 def _auth_of(runtime: Runtime, auth: Auth | str | None) -> Auth:
@@ -278,7 +278,8 @@ endpoint = Endpoints()
 @endpoint("GET", "/metrics", scope="admin", media="text/plain")
 async def metrics(call: Call) -> Response:
     """Figures, as Prometheus reads them."""
-    return Response("\n".join(call.service.metrics.lines()) + "\n", media_type="text/plain; version=0.0.4")
+    lines = [*call.service.metrics.lines(), *await call.runtime.budgets.figures()]
+    return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
 @endpoint("GET", "/openapi.json", scope="none", returns=dict[str, Any])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.errors import StoreError
 from ..core.runs import FRACTIONS, Usage
+from .budgets import BUDGET_TABLES
 from .gates import GATE_TABLES
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
         # The folder that a server of this database lets only one user work in.
         "CREATE TABLE one_user_files (place TEXT PRIMARY KEY)",
         *GATE_TABLES,
+        *BUDGET_TABLES,
         _tune,
     ),
 )

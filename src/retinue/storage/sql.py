@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from ..core.budgets import BudgetTable
 from ..core.concurrency import join
 from ..core.errors import OwnershipLost, StoreError
 from ..core.events import Event
@@ -41,6 +42,7 @@ from ..core.stores import (
     Wish,
     title_of,
 )
+from .budgets import SqlBudgetTable
 from .database import IS_EXPIRED, Database, Later, Link
 from .gates import SqlGateTable
 from .homes import filled_row
@@ -160,6 +162,10 @@ class SqlStore:
     def gate_table(self) -> GateTable:
         """Return the rows that the gates of provider accounts share."""
         return SqlGateTable(self.database, notifies=self.has_queues)
+
+    def budget_table(self) -> BudgetTable:
+        """Return the accounts of budgets, which all processes of the database share."""
+        return SqlBudgetTable(self.database)
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
         return self._decode_thread(thread_id, await self.database.read(lambda link: _read_thread(link, thread_id)))

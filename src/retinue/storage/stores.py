@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ..core.budgets import BudgetTable
 from ..core.errors import ConfigurationError, ThreadBusy
 from ..core.gate import GateTable, LocalGateTable
 from ..core.runs import Usage
@@ -24,6 +25,7 @@ from ..core.stores import (
     ThreadSummary,
     title_of,
 )
+from .budgets import LocalBudgetTable
 
 if TYPE_CHECKING:
     from .sql import SqlStore
@@ -47,10 +49,15 @@ class MemoryStore:
         self._titles: dict[str, str] = {}
         self._max_runs = max_runs
         self._gates = LocalGateTable()
+        self._budgets = LocalBudgetTable()
 
     def gate_table(self) -> GateTable:
         """Return the rows that the gates of provider accounts share."""
         return self._gates
+
+    def budget_table(self) -> BudgetTable:
+        """Return the accounts of budgets."""
+        return self._budgets
 
     async def load_thread(self, thread_id: str) -> ThreadRecord | None:
         return self._threads.get(thread_id)

@@ -226,6 +226,27 @@ class ListedTask(TaskShape):
     thread_id: str
 
 
+class AmountShape(TypedDict):
+    cost: float
+    tokens: int
+
+
+class BudgetShape(TypedDict):
+    """A budget in its present window."""
+
+    budget: str
+    """`<per>/<window>`."""
+    key: str | None
+    """The user or the agent; null for those who have spent nothing."""
+    cost: float | None
+    """The limit in dollars, where there is one."""
+    tokens: int | None
+    spent: AmountShape
+    held: AmountShape
+    """What calls in flight and closing turns hold."""
+    renews_at: str
+
+
 class FileShape(TypedDict):
     path: str
     is_dir: bool
