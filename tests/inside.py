@@ -387,6 +387,11 @@ def pack_rows_by(patch: pytest.MonkeyPatch, rows: int) -> None:
     patch.setattr("retinue.storage.packs.MOST_ROWS", rows)
 
 
+def pack_logs_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Rewrite only logs of up to so many bytes."""
+    patch.setattr("retinue.storage.packer.MOST_PACKED", size)
+
+
 def replace_packing(patch: pytest.MonkeyPatch, pack: Callable[[str, Any], Any]) -> None:
     """Replace the function that a store packs the rows of a log with."""
     patch.setattr("retinue.storage.writes.pack_rows", pack)

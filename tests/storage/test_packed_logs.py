@@ -50,6 +50,7 @@ from retinue.storage.stores import sql_store
 from retinue.testing import ScriptedModel, call, say, think
 from retinue.testing.stores import stored_run
 
+from .. import inside
 from ..effort import IS_LONG, share
 from ..packing import check_packing, compare, everything
 from ..prepared import PYTHON
@@ -297,6 +298,20 @@ async def test_a_log_that_cannot_be_read_stays_as_it_is(store: SqlStore, caplog:
     await Packer(store).sweep()
     assert "the log of run r1 cannot be packed, and stays as it is" in caplog.text
     assert await tamper(store, "SELECT packed FROM logs") == [(0,)]
+
+
+async def test_a_large_log_stays_as_it_is(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put(store, Program(4))
+    before = await everything(store, "r1")
+    inside.pack_logs_up_to(monkeypatch, 100)
+    packer = Packer(store)
+    for _ in range(2):
+        await packer.sweep()
+    assert await tamper(store, "SELECT packed FROM logs") == [(0,)]
+    compare(before, await everything(store, "r1"))
+    monkeypatch.undo()
+    await Packer(store).sweep()
+    assert await tamper(store, "SELECT packed FROM logs") != [(0,)]
 
 
 # --- what becomes of packed logs

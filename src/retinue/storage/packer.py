@@ -39,6 +39,8 @@ SHARE = 0.05
 """The share of the time that the packer works."""
 AT_CLOSE = 1.0
 """Seconds for which a process that closes goes on packing the logs that it has ended."""
+MOST_PACKED = 16_000_000
+"""Bytes of a log that is packed. The packer and the readers of packs hold texts whole, so a larger log stays as it is."""
 _PAGE = 100
 _ROWS_AT_ONCE = 100
 _MOST_PACKS = 1_000
@@ -56,6 +58,8 @@ class _Log(Struct):
     rows: list[Any]
     runs: list[Any]
     threads: Mapping[str, tuple[int, Sequence[bytes]]]
+    size: int = 0
+    """The bytes of its rows."""
 
 
 class Packer:
@@ -63,8 +67,8 @@ class Packer:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self._unreadable: set[str] = set()
-        """Damaged logs: they stay as they are, for people to look at."""
+        self._kept: set[str] = set()
+        """Logs that stay as they are: large ones, and damaged ones, for people to look at."""
 
     async def run(self) -> None:
         """Pack logs until it is cancelled."""
@@ -103,7 +107,7 @@ class Packer:
     async def _pack_in_time(self, log_id: str, share: float) -> None:
         """Pack a log, then rest for as long as others should have."""
         began = time.monotonic()
-        if log_id not in self._unreadable:
+        if log_id not in self._kept:
             await self.pack(log_id)
         if share < 1.0:
             await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))
@@ -112,12 +116,15 @@ class Packer:
         """Rewrite a log that has ended, unless that is done."""
         database = self._store.database
         log = await database.read(partial(_read, log_id=log_id))
+        if log is not None and log.size > MOST_PACKED:
+            self._kept.add(log_id)
+            return
         if log is not None:
             try:
                 rewritten = await asyncio.to_thread(_rewrite, log)
             except UNREADABLE as exc:
                 _log.error("the log of run %s cannot be packed, and stays as it is: %s", log_id, exc)
-                self._unreadable.add(log_id)
+                self._kept.add(log_id)
                 return
             await database.write(partial(_swap, log_id=log_id, log=log, new=rewritten), log_id)
         while not await database.write(partial(_clean, log_id=log_id), log_id):
@@ -148,6 +155,8 @@ def _read(link: Link, log_id: str) -> _Log | None:
         "SELECT seq, sub, kind, held, body, private FROM events WHERE log_id = ? ORDER BY seq, sub",
         log_id,
     )
+    if (size := sum(len(expand(row[4])) for row in rows if row[4] is not None)) > MOST_PACKED:
+        return _Log([], [], {}, size)
     runs = link.run("SELECT run_id, request, result FROM runs WHERE log_id = ? ORDER BY run_id", log_id)
     threads: dict[str, tuple[int, Sequence[bytes]]] = {}
     for thread_id, first in _threads_of(rows).items():
@@ -158,7 +167,7 @@ def _read(link: Link, log_id: str) -> _Log | None:
         if packs:
             messages = [message for _, held, body in packs for message in unpack_messages(body, held)]
             threads[thread_id] = packs[0][0] - packs[0][1] + 1, messages
-    return _Log(rows, runs, threads)
+    return _Log(rows, runs, threads, size)
 
 
 def _threads_of(rows: Sequence[Any]) -> dict[str, int]:
