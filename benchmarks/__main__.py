@@ -177,6 +177,10 @@ def show_alone(options: argparse.Namespace) -> int | None:
         if getattr(options, name):
             import_module(f"benchmarks.{name}").show()
             return 0
+    if options.rates is not None:
+        from benchmarks import rates
+
+        return rates.main(options.rates)
     for name in ("stores", "harness", "telemetry"):
         if getattr(options, name):
             import_module(f"benchmarks.{name}").show(options.rounds)
@@ -203,6 +207,8 @@ def main() -> int:
     parser.add_argument("--engines", action="store_true", help="only workers on PostgreSQL and Temporal (a minute)")
     parser.add_argument("--against", metavar="COMMIT", help="only this: another commit and this tree, interleaved")
     parser.add_argument("--scale", action="store_true", help="only the PostgreSQL engine with a million threads")
+    about = "only providers that refuse (five minutes), or some cases of it by name"
+    parser.add_argument("--rates", nargs="*", metavar="CASE", help=about)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")

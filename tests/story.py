@@ -14,6 +14,7 @@ SHOWN = {
     "step_finished": ("step",),
     "text_delta": ("delta",),
     "reasoning_delta": ("delta",),
+    "inference_waiting": ("reason",),
     "inference_finished": ("stop_reason",),
     "tool_call_started": ("call_id", "tool_name"),
     "tool_call_args_delta": ("call_id", "delta"),

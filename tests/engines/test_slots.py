@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 
@@ -13,10 +14,13 @@ from retinue.backends import foreign, mirror
 from retinue.core.engine import LegSlots
 from retinue.core.messages import Role
 from retinue.core.model import ModelRequest
+from retinue.models import RetryPolicy, gates
+from retinue.models.resilience import ResilientModel
 from retinue.subagents import RemoteSubagentStub
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from ..models.gated import Provider
 from ..remote.open_server import open_server
 from ..waiting import until
 from .crew import Gate, asked, results
@@ -206,3 +210,19 @@ async def test_a_leg_goes_on_with_a_slot_after_a_server_that_was_not_there(site:
 
 def delegated(name: str) -> ScriptedTurn:
     return call("task", {"subagent_type": name, "description": "go"}, id="task_1")
+
+
+async def test_runs_at_the_gate_of_a_provider_lend_their_slots_up_to_a_number(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "SHOWN_AFTER", 0.02)
+    provider = Provider(rate=None, down=(0.0, inf), seconds=0.0)
+    model = ResilientModel(provider, RetryPolicy(first_delay=0.01, max_delay=0.03))
+    async with site.worker([Agent("a", model)], slots=1) as worker, site.client() as client:
+        slots = worker.info.slots
+        runs = [client.stream("a", "go") for _ in range(7)]
+        await until(lambda: len(slots.lent) == 4 and len(slots.working) == 1)
+        await until(lambda: len(worker.at_work) == 5)
+        provider.down = (0.0, 0.0)
+        assert {(await run.result()).status for run in runs} == {RunStatus.COMPLETED}
+        await until(lambda: slots.free == 1 and not slots.lent)

@@ -3,6 +3,9 @@
 [budgets]
 "user/day" = { cost = 5.0 }
 "runtime/hour" = { tokens = 20_000_000 }
+
+[rates]
+"openai:*" = { requests_per_minute = 500, tokens_per_minute = 200_000, parallel = 64 }
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, cast
 
 from ..core.budgets import Budget, parse_name
 from ..core.errors import ConfigurationError
+from ..core.gate import Rate, check_rates
 from ..runtime import Runtime
 
 
@@ -56,4 +60,26 @@ def _use_budgets(runtime: Runtime, table: Mapping[str, Any]) -> None:
     runtime.budgets.use(found)
 
 
-_SECTIONS: dict[str, Callable[[Runtime, Mapping[str, Any]], None]] = {"budgets": _use_budgets}
+def _use_rates(runtime: Runtime, table: Mapping[str, Any]) -> None:
+    """Add the limits of accounts at providers; those that the program sets for the same models are replaced."""
+    found: dict[str, Rate] = {}
+    for pattern, given in table.items():
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f'{pattern!r} needs named limits: write "{pattern}" = {{ requests_per_minute = 500 }}'
+            )
+        fields = dict(cast("Mapping[str, Any]", given))
+        if odd := [name for name in fields if name not in Rate.__struct_fields__]:
+            known = ", ".join(Rate.__struct_fields__)
+            raise ConfigurationError(f"{pattern!r} has no limit {odd[0]!r}; there are {known}")
+        try:
+            found[pattern] = Rate(**fields)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{pattern!r}: {exc}") from None
+    runtime.gates.use(check_rates(found))
+
+
+_SECTIONS: dict[str, Callable[[Runtime, Mapping[str, Any]], None]] = {
+    "budgets": _use_budgets,
+    "rates": _use_rates,
+}

@@ -363,7 +363,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
         "dest": "goes_on",
         "help": "go on with the last conversation of the database",
     },
-    "--config": _value("FILE", "settings in TOML: [budgets]"),
+    "--config": _value("FILE", "settings in TOML: [budgets], [rates]"),
     "--cost": _value("DOLLARS", "the dollars that each window allows", type=dollars),
     "--cors": _value(
         "ORIGIN",

@@ -109,6 +109,7 @@ async def _metrics(address: str | None, runtime: Runtime, worker: Worker) -> Asy
                 await reader.readuntil(b"\r\n\r\n")
                 assert isinstance(runtime.store, SqlStore)
                 lines = [*_figures(await read_depths(runtime.store), worker), *await runtime.budgets.figures()]
+                lines += runtime.gates.figures()
                 body = "".join([f"{line}\n" for line in lines]).encode()
                 head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {len(body)}\r\n"
                 writer.write(f"{head}connection: close\r\n\r\n".encode() + body)

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from ..core.concurrency import Jobs, wait_for_first
 from ..core.errors import ModelError, ModelRateLimited, ModelUnavailable, StoreError
-from ..core.gate import SLOT_LEASE, Account, GateRow, GateTable, Rate, Wait, WaitReason
-from .limits import Facts, Limits, Sent, decode_facts, encode_facts
+from ..core.gate import SLOT_LEASE, Account, GateRow, GateTable, LocalGateTable, Rate, Wait, WaitReason
+from .limits import START, Facts, Limits, Sent, decode_facts, encode_facts
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ SHOWN_AFTER = 1.0
 """Seconds of waiting after which a run shows that it waits."""
 SETTLE = 0.1
 """Seconds between the first answer after an outage and the next request."""
+_THIS_MACHINE, _NEAR = ("127.0.0.1", "localhost", "::1"), 0.02
+"""Seconds in which a server on this machine would refuse a request; elsewhere it is as `Limits` has it."""
 _LOOK = 0.5
 """Seconds between two looks at what other processes have learned, while requests are sent."""
 _SLOT_LOOK, _HAND_ON = 2.0, 1.0
@@ -118,7 +121,13 @@ class Gate:
     def __init__(self, account: Account, scope: str, rate: Rate, table: GateTable, owner: str) -> None:
         self.account, self._scope, self.table, self.owner = account, scope, table, owner
         self.id, self._row, self._offset, self._looked_at = "", GateRow(), 0.0, -inf
-        self.limits, self.line = Limits(rate, owner), _Line()
+        # Other processes may begin at the same moment.
+        self.limits, self.line = (
+            Limits(rate, owner, START if isinstance(table, LocalGateTable) else START // 2),
+            _Line(),
+        )
+        if (urlsplit(account.origin).hostname or "") in _THIS_MACHINE:
+            self.limits.quiet = _NEAR
         self._times: deque[float] = deque()
         """Reserved send times."""
         self.outage: _Outage | None = None

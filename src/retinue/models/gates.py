@@ -29,6 +29,10 @@ class AccountGates:
         self._rates, self._table, self._owner = rates or {}, table or LocalGateTable(), unique()
         self._gates: dict[tuple[asyncio.AbstractEventLoop, str, str, str], Gate] = {}
 
+    def use(self, rates: Rates) -> None:
+        """Add limits; they hold for gates that are not made yet."""
+        self._rates = {**self._rates, **rates}
+
     def gate_of(self, account: Account) -> Gate:
         """Return the gate of an account in the running event loop. Providers limit each model for itself; models that one
         pattern of `rates` names are limited together."""
@@ -48,6 +52,22 @@ class AccountGates:
         for (loop, _, _, scope), gate in list(self._gates.items()):
             if not loop.is_closed():
                 yield gate.status(scope)
+
+    def figures(self) -> Iterator[str]:
+        """Yield the gates as Prometheus reads them."""
+        found = list(self.status())
+        known: dict[str, dict[str, float]] = {
+            "waiting": {one.model: one.waiting for one in found},
+            "under_way": {one.model: one.under_way for one in found},
+            "closed": {one.model: int(one.reason is not None) for one in found},
+            "requests_per_minute": {one.model: one.requests_per_minute or 0 for one in found},
+            "refused_total": {one.model: one.refused for one in found},
+        }
+        for name, values in known.items() if found else ():
+            yield f"# TYPE retinue_gate_{name} {'counter' if name == 'refused_total' else 'gauge'}"
+            for model, value in values.items():
+                shown = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                yield f'retinue_gate_{name}{{model="{shown}"}} {round(value, 3)}'
 
     async def close(self) -> None:
         """Close the gates of the running event loop."""

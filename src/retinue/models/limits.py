@@ -20,6 +20,8 @@ from ..core.gate import Rate
 
 START = 8
 """Requests that an unknown account gets at first. While nothing is refused, the number doubles after each quiet moment."""
+QUIET = 0.1
+"""Seconds without a refusal that make a moment quiet."""
 OPEN = 512
 """Requests in one second without a refusal after which an account counts as unlimited."""
 MARGIN = 0.98
@@ -152,8 +154,8 @@ class Sent(Struct, eq=False):
 class Limits:
     """The limits of one account as one process knows them, and how it learns more of them."""
 
-    def __init__(self, given: Rate, owner: str) -> None:
-        self.given, self._owner = given, owner
+    def __init__(self, given: Rate, owner: str, start: int = START) -> None:
+        self.given, self._owner, self._start = given, owner, start
         self.facts = Facts()
         self.epoch = 0
         self.in_flight: set[Sent] = set()
@@ -164,7 +166,11 @@ class Limits:
         self._distrusted_until, self._remaining = -inf, 0.0
         self._recent: deque[Sent] = deque()
         """The requests of the last second."""
-        self._trial_at, self._trial_sent, self._proven, self.quiet = -inf, 0, START, 0.1
+        self._trial_at, self._trial_sent, self._proven = -inf, 0, start
+        self._stage, self._heard_at = (0, -inf), -inf
+        """How often the number of requests was doubled in this second, and the last request before that; the last answer."""
+        self.quiet = QUIET
+        """Seconds after which a refusal would have come, if answers come too."""
 
     # --- what holds now
 
@@ -197,13 +203,18 @@ class Limits:
             return now
         if now - self._trial_at >= 1.0:
             self._proven = max(self._proven, self._trial_sent)
-            self._trial_at, self._trial_sent = now, 0
-        doublings = ceil(log2((self._trial_sent + 1) / self._proven))
-        return self._trial_at + self.quiet * max(0, doublings)
+            self._trial_at, self._trial_sent, self._stage = now, 0, (0, now)
+        doublings = max(0, ceil(log2((self._trial_sent + 1) / self._proven)))
+        if doublings > self._stage[0]:  # more than before: once a refusal of those before would have come
+            self._stage = (doublings, self._recent[-1].at)
+        stage, began = self._stage
+        if doublings < stage or stage == 0:
+            return max(self._trial_at, now)
+        return began + (self.quiet if self._heard_at >= began else QUIET)
 
     def is_doubling(self, now: float) -> bool:
         """Return whether an account without known limits is about to get more requests than before."""
-        return self._proven < OPEN and self._trial_sent >= START and now - self._trial_at < 1.0
+        return self._proven < OPEN and self._trial_sent >= self._start and now - self._trial_at < 1.0
 
     def free_at(self, now: float) -> float:
         """Return when one more request may be under way: now, at a time, or `inf` for when one ends."""
@@ -233,7 +244,7 @@ class Limits:
     def heard(self, sent: Sent, now: float) -> None:
         """The provider has accepted a request."""
         self._passed(sent)
-        sent.was_heard = True
+        sent.was_heard, self._heard_at = True, now
         self._streak = 0
 
     def _passed(self, sent: Sent) -> None:
@@ -249,7 +260,7 @@ class Limits:
     def begin_trial(self, now: float) -> None:
         """Forget what was learned: the provider was down, or is not known."""
         self.facts = Facts() if not self.facts.is_told else self.facts
-        self.parallel, self._proven, self._trial_at, self._trial_sent = None, START, now, 0
+        self.parallel, self._proven, self._trial_at, self._trial_sent, self._stage = None, self._start, now, 0, (0, now)
         self.epoch += 1
 
     def learn_told(self, headers: Mapping[str, str], sent: Sent, now: float) -> tuple[Facts, float, float] | None:
@@ -353,7 +364,7 @@ class Limits:
         return replace(facts, rate=rate, learned_at=now, seen={})
 
 
-_CONCURRENCY = re.compile(r"concurren|in parallel|simultaneous|at once", re.I)
+_CONCURRENCY = re.compile(r"concurren|in parallel|simultaneous", re.I)
 
 
 def _growth(age: float) -> float:

@@ -278,7 +278,7 @@ endpoint = Endpoints()
 @endpoint("GET", "/metrics", scope="admin", media="text/plain")
 async def metrics(call: Call) -> Response:
     """Figures, as Prometheus reads them."""
-    lines = [*call.service.metrics.lines(), *await call.runtime.budgets.figures()]
+    lines = [*call.service.metrics.lines(), *await call.runtime.budgets.figures(), *call.runtime.gates.figures()]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
