@@ -97,9 +97,9 @@ async def at_limit(
         async with Runtime([lead_of(count, model)]) as runtime:
             took, lost = await fan_out(runtime, count)
         await _close(model)
-        if ideal is None:
-            ideal = (count - limits["rate"]) / limits["rate"] + limits.get("seconds", 0.3)
-        return row(name, took, ideal, lost, server.stats(), most, refused)
+        rate, seconds = limits.get("rate", 1), limits.get("seconds", 0.3)
+        best = (count - rate) / rate + seconds if ideal is None else ideal
+        return row(name, took, best, lost, server.stats(), most, refused)
 
 
 async def two_processes(rates: bool) -> bool:

@@ -174,7 +174,7 @@ class Gate:
         if now - self._looked_at > _LOOK:
             self._looked_at = now
             self.jobs.start(self._read())
-        return limits.send(now)
+        return limits.send(now, tokens)
 
     def join_line(self, waiter: Waiter) -> None:
         self.line.add(waiter)
@@ -249,7 +249,7 @@ class Gate:
         """A request has ended; `tokens` are those that it used, where that is known."""
         self.limits.ended(sent)
         self._slots.freed()
-        if sent.tokens and tokens is not None and (pace := self.limits.token_rate()) is not None:
+        if sent.is_reserved and tokens is not None and (pace := self.limits.token_rate()) is not None:
             self.jobs.start(self._settle((tokens - sent.tokens) / pace[0]))
         self.wake.set()
 
@@ -308,13 +308,11 @@ class Gate:
 
     def _admit(self, waiter: Waiter) -> None:
         now = self.now()
-        tokens = 0.0
-        if self.limits.rate(now) is not None or self.limits.token_rate() is not None:
+        if self._times:
             self._times.popleft()
-            tokens = waiter.tokens if self.limits.token_rate() is not None else 0.0
         if self.outage is not None:
             self.outage.until = now + self.outage.pause
-        sent = self.limits.send(now, tokens)
+        sent = self.limits.send(now, waiter.tokens, is_reserved=self.limits.token_rate() is not None)
         if not waiter.turn.done():
             waiter.turn.set_result(sent)
         else:

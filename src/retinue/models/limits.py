@@ -148,7 +148,9 @@ class Sent(Struct, eq=False):
     """True once the provider began to answer it."""
     was_refused: bool = False
     tokens: float = 0.0
-    """The tokens that were reserved for it."""
+    """The tokens that it is estimated to use."""
+    is_reserved: bool = False
+    """True if the cursor of tokens has moved by them."""
 
 
 class Limits:
@@ -195,7 +197,7 @@ class Limits:
         if (given := self.given.tokens_per_minute) is not None:
             return given / (60 + TOKEN_BURST), TOKEN_BURST
         facts = self.facts
-        return (facts.token_rate * MARGIN, facts.token_burst / facts.token_rate) if facts.token_rate else None
+        return (facts.token_rate * MARGIN, _BURST * facts.token_burst / facts.token_rate) if facts.token_rate else None
 
     def trial_at(self, now: float) -> float:
         """Return when an account without known limits may be sent the next request."""
@@ -228,12 +230,14 @@ class Limits:
 
     # --- what happens
 
-    def send(self, now: float, tokens: float = 0.0) -> Sent:
+    def send(self, now: float, tokens: float, *, is_reserved: bool = False) -> Sent:
         is_probe = self.parallel is not None and len(self.in_flight) >= self.parallel
         if is_probe:
             self._probed_at = now
         self._sent += 1
-        sent = Sent(at=now, number=self._sent, epoch=self.epoch, is_probe=is_probe, tokens=tokens)
+        sent = Sent(
+            at=now, number=self._sent, epoch=self.epoch, is_probe=is_probe, tokens=tokens, is_reserved=is_reserved
+        )
         self.in_flight.add(sent)
         self._trial_sent += 1
         self._recent.append(sent)
@@ -280,7 +284,8 @@ class Limits:
             if facts.token_burst == told.limit and told.used < told.limit / 2:
                 rate = facts.token_rate
             facts = replace(facts, token_rate=rate, token_burst=told.limit)
-            token_ahead = sent.at - now + told.used / rate
+            since = sum([each.tokens for each in self.in_flight if each.number > sent.number])
+            token_ahead = sent.at - now + min(told.used + since, told.limit) / rate
         return None if facts is self.facts else (facts, ahead, token_ahead)
 
     def adopt(self, found: Facts, now: float) -> bool:
