@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ..core.content import to_json_anyway, to_json_bytes
 from ..core.events import DELTAS, ActivityDelta, Event, ToolCallArgsDelta, event_from_bytes
-from .references import FAST, Gapped, compress
+from .references import FAST, LEAST_AT_WORK, Gapped, compress
 
 SAMPLE = 32
 """Of so many deltas one after the other, a packed log has the time of one."""
@@ -151,7 +151,7 @@ def pack_deltas(deltas: Sequence[Any]) -> bytes:
         lengths.append(iter(each))
     sizes = [next(lengths[number]) for number in order]
     columns = Columns(to_planes(order), to_planes(sizes), _times([one.at for one in deltas]))
-    return compress(_pack(Deltas(deltas[0].seq, heads, texts, columns)), FAST)
+    return compress(_pack(Deltas(deltas[0].seq, heads, texts, columns)), FAST, LEAST_AT_WORK)
 
 
 def _times(times: Sequence[float]) -> list[int]:

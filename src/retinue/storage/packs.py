@@ -21,7 +21,7 @@ from ..core.content import to_json_anyway
 from ..core.events import DELTAS, EVENT_TYPES, Event, MessagesSnapshot, UnknownEvent, event_from_bytes
 from ..core.rows import LogRow, Private
 from .deltas import Deltas, pack_deltas, unpack_deltas
-from .references import Excerpt, Gapped, Homes, encode_excerpt, expand, filled
+from .references import LEAST_AT_WORK, Excerpt, Gapped, Homes, encode_excerpt, expand, filled
 from .schema import DELTAS_KIND, ROWS_KIND
 
 MOST_ROWS, MOST_BYTES = 256, 256_000
@@ -125,7 +125,7 @@ class _Bodies:
 
     def encoded(self) -> bytes | None:
         body = _json_list(self._bodies)
-        return encode_excerpt(Gapped(body or b"", self._gaps), self._threads) if self._gaps else body
+        return encode_excerpt(Gapped(body or b"", self._gaps), self._threads, LEAST_AT_WORK) if self._gaps else body
 
 
 def _json_list(parts: list[bytes]) -> bytes | None:

@@ -31,7 +31,9 @@ _COMPRESSED = b"\x01\x28\xb5\x2f\xfd"
 _EXCERPT = b"\x93\xa1x"
 """The first bytes of an encoded `Excerpt`."""
 _MOST_EXPANDED = 1 << 30
-_LEAST_COMPRESSED = 128
+LEAST_COMPRESSED, LEAST_AT_WORK = 128, 4_096
+"""The fewest bytes that are compressed: by a packer, and where a run waits for the write. zstd lets other threads run
+meanwhile, and to get its turn again costs more than a few bytes do."""
 _MOST_SCANNED = 200_000_000
 """Bytes that are searched for texts that are parts of other texts."""
 _ANCHOR = 24
@@ -75,9 +77,9 @@ class Homes(Protocol):
     def said(self, start: int, length: int) -> bytes: ...
 
 
-def compress(data: bytes, level: int = LEVEL) -> bytes:
+def compress(data: bytes, level: int = LEVEL, least: int = LEAST_COMPRESSED) -> bytes:
     """Compress bytes if that makes them smaller by a tenth. They must not begin with 1, as no JSON and no record does."""
-    if len(data) < _LEAST_COMPRESSED:
+    if len(data) < least:
         return data
     made: dict[int, Callable[[bytes], bytes]] | None = getattr(_local, "compressors", None)
     if made is None:
@@ -136,9 +138,9 @@ _decode_excerpt = msgspec.msgpack.Decoder(Excerpt).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def encode_excerpt(gapped: Gapped, threads: Sequence[str]) -> bytes:
+def encode_excerpt(gapped: Gapped, threads: Sequence[str], least: int = LEAST_COMPRESSED) -> bytes:
     """Encode JSON with gaps; JSON without gaps stays JSON."""
-    return compress(_pack(Excerpt([*threads], gapped)) if gapped.gaps else gapped.kept)
+    return compress(_pack(Excerpt([*threads], gapped)) if gapped.gaps else gapped.kept, least=least)
 
 
 def is_excerpt(plain: bytes) -> bool:
@@ -159,18 +161,20 @@ def decode_excerpt(body: bytes, homes: Homes | None) -> bytes:
 _decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def pack_messages(first: int, messages: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
+def pack_messages(
+    first: int, messages: Iterable[bytes], least: int = LEAST_COMPRESSED
+) -> Iterator[tuple[int, int, bytes]]:
     """Yield packs of messages from a place on: the place of the last message, their number and the body."""
     some: list[bytes] = []
     size, last = 0, first - 1
     for message in messages:
         if some and size + len(message) > PACK_BYTES:
-            yield last, len(some), compress(b"[%b]" % b",".join(some))
+            yield last, len(some), compress(b"[%b]" % b",".join(some), least=least)
             some, size = [], 0
         some.append(message)
         size, last = size + len(message), last + 1
     if some:
-        yield last, len(some), compress(b"[%b]" % b",".join(some))
+        yield last, len(some), compress(b"[%b]" % b",".join(some), least=least)
 
 
 def unpack_messages(body: bytes, held: int) -> list[bytes]:

@@ -16,7 +16,7 @@ from ..core.messages import Message
 from ..core.runs import RunResult, Usage
 from ..core.stores import IDLE, STATUSES, ThreadSummary, ThreadUpdate
 from .database import ConditionFailed, Link
-from .references import LEAST, Gapped, compress, encode_excerpt, expand, pack_messages, unpack_messages
+from .references import LEAST, LEAST_AT_WORK, Gapped, encode_excerpt, expand, pack_messages, unpack_messages
 
 _decode_messages = msgspec.json.Decoder(list[Message]).decode
 
@@ -63,7 +63,7 @@ class ThreadWrite:
 
     @cached_property
     def _packs(self) -> list[tuple[str, int, int, bytes]]:
-        return [(self.record.thread_id, *pack) for pack in pack_messages(self.keep + 1, self.messages)]
+        return [(self.record.thread_id, *pack) for pack in pack_messages(self.keep + 1, self.messages, LEAST_AT_WORK)]
 
     def __call__(self, link: Link) -> None:
         try:
@@ -119,7 +119,7 @@ def referring(result: RunResult, thread_id: str, first: int, messages: Sequence[
     at = messages[-1].find(response) if len(response) > LEAST else -1
     body = to_json_anyway(replace(bare, response=None) if at >= 0 else bare)
     if not messages or not body.endswith(_NO_MESSAGES):
-        return compress(to_json_anyway(result))
+        return to_json_anyway(result)
     before = 0
     if at >= 0:
         before = body.index(_NO_RESPONSE) + len(_NO_RESPONSE) - len(b"null")
@@ -128,7 +128,7 @@ def referring(result: RunResult, thread_id: str, first: int, messages: Sequence[
         gaps += [before, 1, first + len(messages), at + 1, len(response) - 2]
     end = len(body) - len(_NO_MESSAGES) + len(b'"messages":[')
     gaps += [end - before, 1, first + 1, first + len(messages), 0]
-    return encode_excerpt(Gapped(body, gaps), [thread_id])
+    return encode_excerpt(Gapped(body, gaps), [thread_id], LEAST_AT_WORK)
 
 
 def literally(text: str) -> str:
