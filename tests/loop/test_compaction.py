@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
 
-from retinue import Agent, Compaction, HarnessAgent, Limits, Message, RunStatus, Runtime, Usage, tool
+from retinue import Agent, Budget, Compaction, HarnessAgent, Limits, Message, RunStatus, Runtime, Usage, tool
 from retinue.core.window import shortened
 from retinue.errors import ConfigurationError, ContextOverflow
 from retinue.loop.compaction import size_of
@@ -403,3 +403,28 @@ def test_messages_of_people_lose_their_middle_last() -> None:
     assert len(shortened(Message.user(text), 500, "").text) < 6200
     wide = shortened(Message.tool("語" * 10_000, tool_call_id="c"), 1000, "").text
     assert len(wide.encode()) < 4300
+
+
+async def test_summaries_are_charged_to_budgets(tmp_path: Path) -> None:
+    def price(model: str, usage: Usage) -> float:
+        return usage.tokens / 1_000_000
+
+    model = Windowed(working(60))
+    budgets = [Budget(per="runtime", window="month", cost=100.0)]
+    runtime = Runtime([harness(model, tmp_path)], budgets=budgets, price=price)
+    result = await runtime.run("a", "Do it all.")
+    (line,) = await runtime.budgets.list()
+    assert model.summaries
+    assert line.spent_tokens == result.usage.tokens
+    assert line.held_tokens == 0
+
+
+async def test_budgets_hold_through_compactions(tmp_path: Path) -> None:
+    sink, model = RecordingSink(), Windowed(working(60))
+    budgets = [Budget(per="runtime", window="month", tokens=250_000)]
+    runtime = Runtime([harness(model, tmp_path)], budgets=budgets)
+    last = ""
+    while last != "budget:runtime/month":
+        last = (await runtime.run("a", "Do it all.", sinks=[sink])).termination
+    (line,) = await runtime.budgets.list()
+    assert line.spent_tokens <= 250_000 + WINDOW

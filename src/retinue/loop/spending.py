@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.budgets import (
@@ -25,8 +26,8 @@ from ..core.budgets import (
 from ..core.concurrency import Backoff, join
 from ..core.errors import StoreError
 from ..core.events import BudgetWarning
-from ..core.messages import Message, Visibility
-from ..core.model import ModelRequest
+from ..core.messages import Message, Role, Visibility
+from ..core.model import ModelRequest, estimate_tokens
 from ..core.rows import Ending, Private
 from ..core.runs import RunStatus, Usage
 
@@ -99,7 +100,11 @@ class Spending:
     def _tokens(self, request: ModelRequest) -> tuple[int, int]:
         """Estimate the tokens of a call, and of the closing turn after it."""
         last = self._x.state.last_call
-        read = max(request.estimate_tokens(), last.input_tokens + last.output_tokens)
+        if last.input_tokens:  # what was read and written, and what is new since
+            new = takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(request.messages))
+            read = last.tokens + sum(map(estimate_tokens, new))
+        else:
+            read = request.estimate_tokens()
         written = self._budgets.output_of(self._x.model.name, request.settings)
         return read + written, read + 2 * written + _NOTICE
 
