@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from retinue import RunStatus, Runtime
 from retinue.core.engine import Leg
 from retinue.core.runs import unique
 from retinue.core.stores import LogBatch, Placement, Wish
-from retinue.storage.depths import read_depths
+from retinue.storage.depths import explain_depths, read_depths
 from retinue.storage.legs import Legs
 from retinue.storage.schedules import next_time
 from retinue.storage.sql import SqlStore
@@ -25,6 +26,7 @@ from retinue.storage.stores import open_store
 from retinue.testing.stores import stored_run
 
 from ..databases import TestServer
+from ..prepared import PYTHON
 from ..waiting import until
 from .crew import crew
 from .team import Site
@@ -139,6 +141,19 @@ async def test_a_leg_that_was_lost_twice_waits_and_is_claimed_alone(store: SqlSt
     (leg,) = await Legs(store).claim("default", ["agent"], HERE, LONG, 1, suspects=True)
     assert (leg.log_id, leg.epoch) == ("lost", 3)
     assert [(run.identity.run_id, run.lost) for run in await store.list_runs()] == [("lost", 2)]
+
+
+async def test_queues_and_lists_say_what_was_lost(store: SqlStore, postgres_url: str) -> None:
+    await begin(store, "lost")
+    for _ in range(2):
+        await claim(store)
+        await Legs(store).release_lost([HERE], [])
+    [depth], _ = await explain_depths(store)
+    reason = "a leg has lost its worker 2 times without progress: each such leg is tried alone, after a pause"
+    assert reason in depth.reasons
+    command = [PYTHON, "-m", "retinue", "runs", "list", "--db", postgres_url]
+    listed = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    assert b"running, lost 2 times" in (await listed.communicate())[0]
 
 
 async def until_due(store: SqlStore, log_id: str) -> None:

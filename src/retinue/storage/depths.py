@@ -77,10 +77,9 @@ async def explain_depths(store: SqlStore) -> tuple[list[QueueDepth], list[SeenWo
         if (problem := unserved(queue, agent, alive) or _busy(queue, agent, alive)) is not None:
             reasons.setdefault(queue, {})[problem] = None
     for queue, count, most in lost:
-        reasons.setdefault(queue, {})[
-            f"{count} {'leg was' if count == 1 else 'legs were'} lost with their workers up to {most} times without progress, "
-            "and are tried one at a time"
-        ] = None
+        who = "a leg has lost its worker" if count == 1 else f"{count} legs have lost their workers, one of them"
+        said = f"{who} {most} times without progress: each such leg is tried alone, after a pause"
+        reasons.setdefault(queue, {})[said] = None
     for queue, due_at in delayed:
         at = datetime.fromtimestamp(due_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         reasons.setdefault(queue, {})[f"not due before {at}"] = None
