@@ -159,7 +159,8 @@ class Run(RunHandle[Out]):
 
         Raises ThreadBusy if another run has its thread, and DecisionRefused if the answer does not fit.
         """
-        await self._open()
+        if await self._open() is None:
+            await asyncio.shield(self._end)  # raises: the answer was refused
         await self._home.wait_until_stored(self.run_id, self._end)
 
     async def place(self) -> int:
