@@ -62,6 +62,8 @@ class Board:
         """The numbers of the steps whose calls are printed."""
         self.last_at: dict[str, float] = {}
         self.last_seq = 0
+        self.context = 0
+        """The tokens that the root's last model call has read and written."""
         self.tasks: dict[str, str] = {}
         """The background tasks that work, by id: their agent."""
         self._replies: dict[tuple[str, ...], str] = {}
@@ -111,7 +113,10 @@ class Board:
             case TextDelta():
                 self._open += clean(event.delta) if self._open or event.delta.strip() else ""
                 return self._closed_words(run)
-            case ToolCallStarted() | InferenceFinished():
+            case InferenceFinished():
+                self.context = event.usage.input_tokens + event.usage.output_tokens
+                return self._flush(run)
+            case ToolCallStarted():
                 return self._flush(run)
             case StepStarted():
                 return self._step_ended(run, before=event.step)

@@ -21,6 +21,7 @@ from ..core.decisions import Decision
 from ..core.errors import RetinueError
 from ..core.messages import Message, Role
 from ..core.runs import RunResult, Usage
+from ..models.profiles import profile
 from ..runtime import Run
 from .board import Block, said_rows
 from .columns import short_count, wrapped
@@ -263,6 +264,11 @@ class Talk:
             used += total_usage(root)
         return f"{short_count(used.tokens)} tok · {money(used)}" if used.tokens else ""
 
+    def _context_words(self) -> str:
+        """Return how full the model's window is, if it is known."""
+        window, used = profile(self.session.model_label).context_window, self.screen.board.context
+        return f"context {100 * used // window}%" if window and used else ""
+
     def _status(self) -> str:
         works = sum(run.ended is None and bool(run.ns) for run in self.screen.board.tree.runs.values())
         label = self.session.model_label.rpartition(":")[2] or self.session.name
@@ -271,6 +277,7 @@ class Talk:
         words = [
             f"{asked} question{'s' * (asked != 1)}" if asked else label,
             f"{works} work" if works > 1 else "",
+            self._context_words(),
             self.usage_words(),
             f"{tasks} in the background" if tasks and not self.screen.board.works else "",
             f"{len(self.later)} for later" if self.later else "",
