@@ -30,6 +30,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/retinue/backends/foreign.py": "one subject: a child on another backend, from its start to its end",
     "src/retinue/wire/tree.py": "one tree: its nodes, and a reader for each kind of event",
     "src/retinue/core/budgets.py": "one subject: a budget, its windows, and what a runtime knows of its budgets",
+    "src/retinue/runtime/elsewhere.py": "one subject: the runs of other processes, and how to reach their owners",
     "src/retinue/core/events.py": "one list: the events, each a few lines",
     "src/retinue/core/errors.py": "one tree of errors, each a few lines",
 }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from retinue import ConfigurationError, Decision, Message, RunStatus, Runtime, UnknownRun
+from retinue import ConfigurationError, Decision, Message, RunEnded, RunStatus, Runtime, UnknownRun
 from retinue.client import Client
 from retinue.errors import ServerError, StoreError
 from retinue.events import AnyEvent
@@ -386,3 +386,25 @@ def test_without_with_there_is_nothing_to_close(tmp_path: Path) -> None:
 def test_importing_retinue_does_not_import_the_client() -> None:
     code = "import sys, retinue; print('retinue.client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+async def test_a_message_reaches_a_run_at_work_and_is_refused_after_it() -> None:
+    gate = Gate()
+    async with serving(Runtime(agents=[gate.agent()])) as site, Client(site.url, token=TOKEN) as client:
+        run = client.stream("gated", "go")
+        gate.say("first")
+        async for event in run:
+            if event.kind == "text_delta":
+                break
+        message_id = await run.send("and this")
+        for _ in range(2):
+            await client.send(run.run_id, Message.user("and that", id="mine"))
+        with pytest.raises(UnknownRun):
+            await client.send(run.run_id, "x", ns=("tools:none",))
+        gate.say(None, "second", None)
+        result = await run.result()
+        assert (result.status, result.response, result.steps) == (RunStatus.COMPLETED, "second", 2)
+        added = [event async for event in client.events(run.run_id) if event.kind == "message_added"]
+        assert [event.message.id for event in added] == [message_id, "mine"]  # type: ignore[attr-defined]
+        with pytest.raises(RunEnded, match="takes no message"):
+            await run.send("too late")

@@ -7,7 +7,7 @@ from retinue import Agent, RunStatus, Runtime, ToolContext, ToolResult, tool
 from retinue.runtime.run import ChildRun, Run, RunHandle
 from retinue.testing import ScriptedModel, call, say
 
-PUBLIC = {"agent", "cancel", "children", "events", "parts", "result", "run_id", "text", "thread_id"}
+PUBLIC = {"agent", "cancel", "children", "events", "parts", "result", "run_id", "send", "text", "thread_id"}
 
 
 def team(*turns: Any, **child: Any) -> Runtime:
@@ -31,7 +31,7 @@ async def test_both_handles_show_the_same_names_and_no_internals() -> None:
     assert names(child) - PUBLIC == {"call_id", "name", "ns"}
     assert {name for name in dir(Runtime) if not name.startswith("_")} == {
         "agents", "cancel", "cancel_task", "close", "events", "fork", "load", "log", "messages", "name_thread", "open", "override", "parts", "recover", "result", "resume", "resume_sync",
-        "run", "run_sync", "schedule", "schedules", "state_at", "store", "stream", "stream_resume", "stream_sync", "threads", "unschedule",
+        "run", "run_sync", "schedule", "schedules", "send", "state_at", "store", "stream", "stream_resume", "stream_sync", "threads", "unschedule",
         "watch_threads",
     }  # fmt: skip
 

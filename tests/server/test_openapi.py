@@ -40,7 +40,7 @@ async def test_every_answer_is_as_described(tmp_path: Path) -> None:
         table = {(one.method, re.sub(r":\w+}", "}", one.path)) for one in all_endpoints()}
         assert described == table | {("GET", path) for path in OPEN}
         missing = dict.fromkeys(there.names, "missing")
-        # Deleting comes last; of the cancel and the decisions, one is refused for being too late.
+        # Deleting comes last; of the cancel, the messages and the decisions, all but one are refused for being too late.
         for names in (missing, there.names):
             for endpoint in sorted(all_endpoints(), key=lambda one: ORDER[one.method]):
                 status, body = await attempt(site, endpoint, names)
@@ -58,6 +58,7 @@ async def test_every_answer_is_as_described(tmp_path: Path) -> None:
     assert {(one.method, one.path) for one in all_endpoints()} - succeeded <= {
         ("POST", "/api/v1/runs/{run_id}/decisions"),
         ("POST", "/api/v1/runs/{run_id}/fork"),
+        ("POST", "/api/v1/runs/{run_id}/messages"),
         ("POST", "/tasks/{task_id}/resume"),
     }
 

@@ -91,7 +91,10 @@ The answer has its agent_key: keep it to go on with the same sub-agent by agent_
                 "additionalProperties": False,
             },
             {
-                "description": "Send a sub-agent another message. It remembers its conversation with you; if it is busy, your message waits.",
+                "description": """\
+Send a sub-agent another message. It remembers its conversation with you. One that works in the background reads it
+at its next step, and the answer is only `status: delivered`; if it is busy otherwise, your message waits.\
+""",
                 "type": "object",
                 "properties": {
                     "message": {"type": "string", "description": "What to do or answer now."},

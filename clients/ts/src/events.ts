@@ -224,6 +224,12 @@ export interface CancelRun {
   readonly grace?: number;
 }
 
+/** `POST runs/{id}/messages`: messages for a run at work; with `ns`, for the run at that namespace below it. */
+export interface SendMessages {
+  readonly input: string | readonly InputMessage[];
+  readonly ns?: readonly string[];
+}
+
 /** `POST runs/{id}/decisions`: keys are call ids, ticket ids, or paths of call ids joined by `/`. */
 export interface Decisions {
   readonly decisions: Readonly<Record<string, DecisionBody>>;
@@ -556,6 +562,31 @@ export interface MessagesSnapshot {
   readonly messages: readonly Message[];
 }
 
+/** A message for a run at work was accepted: the model reads it with its next request. */
+export interface MessageAdded {
+  readonly kind: "message_added";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly message: Message;
+}
+
+/** A run has ended before the model read a message that was accepted. */
+export interface MessageDropped {
+  readonly kind: "message_dropped";
+  readonly seq: number;
+  readonly at: number;
+  readonly run_id: string;
+  readonly parent_run_id: string | null;
+  readonly agent: string;
+  readonly ns: readonly string[];
+  readonly message_id: string;
+  readonly reason: string;
+}
+
 /** The activity that a call shows; it replaces the earlier one of its type. */
 export interface ActivitySnapshot {
   readonly kind: "activity_snapshot";
@@ -772,6 +803,7 @@ export interface TreeShape {
   readonly notes: readonly string[];
   readonly ns: readonly string[];
   readonly open_message: OpenMessageShape | null;
+  readonly queued: readonly Message[];
   readonly receipt: Receipt | null;
   readonly response: string | null;
   readonly run_id: string;
@@ -986,4 +1018,4 @@ export interface UserShape {
   readonly user_id: string;
 }
 
-export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Compacted | CachePrefixChanged | Custom | BudgetWarning | ErrorRaised | UnknownEvent;
+export type RetinueEvent = RunStarted | RunFinished | StepStarted | StepFinished | TextDelta | ReasoningDelta | InferenceWaiting | InferenceFinished | ToolCallStarted | ToolCallArgsDelta | ToolCallReady | ToolCallFinished | ToolCallStreamDelta | ToolCallResumed | StateSnapshot | StateDelta | MessagesSnapshot | MessageAdded | MessageDropped | ActivitySnapshot | ActivityDelta | ChildStarted | ChildFinished | TaskUpdated | Handoff | Compacted | CachePrefixChanged | Custom | BudgetWarning | ErrorRaised | UnknownEvent;

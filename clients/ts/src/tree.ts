@@ -93,6 +93,8 @@ export interface RunNode {
   readonly calls: ReadonlyMap<string, CallNode>;
   /** What was said, without the results of its own calls: those are in `calls`. */
   readonly messages: readonly Message[];
+  /** Messages that were added to it and that its model has not read. */
+  readonly queued: readonly Message[];
   readonly open: OpenMessage | null;
   readonly wait: Wait | null;
   /** When its last event happened. */
@@ -268,6 +270,7 @@ class Draft {
       usage: NO_USAGE,
       calls: new Map(),
       messages: [],
+      queued: [],
       open: null,
       wait: null,
       at: millis(event.at),
@@ -402,7 +405,17 @@ const READERS = {
       (message) => message.tool_call_id == null || !run.calls.has(message.tool_call_id),
     );
   },
+  message_added: (_draft, event, run) => {
+    run.queued = [...run.queued, event.message];
+  },
+  message_dropped: (_draft, event, run) => {
+    run.queued = run.queued.filter((message) => message.id !== event.message_id);
+  },
   step_started: (_draft, event, run) => {
+    if (event.step > run.steps && run.queued.length > 0) {
+      run.messages = [...run.messages, ...run.queued];
+      run.queued = [];
+    }
     run.steps = Math.max(run.steps, event.step);
     if (event.model) run.model = event.model;
   },
@@ -595,6 +608,7 @@ function restoreRun(
     messages: shown.messages.filter(
       (message) => message.tool_call_id == null || !own.has(message.tool_call_id),
     ),
+    queued: shown.queued,
     open: open === null ? null : { ...open, calls: new Map(Object.entries(open.calls)) },
     wait: shown.wait && { ...shown.wait, until: parsed(shown.wait.until) },
     at: lastTime(shown),

@@ -13,13 +13,14 @@ from ..core.context import ToolContext
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, ExecutionBackendError
 from ..core.events import TaskUpdated
-from ..core.messages import as_messages
+from ..core.messages import Message, as_messages
 from ..core.rows import Answer, Ending
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import RunRecord
 from ..log.owned import LiveLog
 from ..log.state import RunState
 from ..loop.execution import Execution, close_run, start_leg
+from ..loop.steering import add_messages, refusal
 from ..loop.tickets import match_decisions
 from ..tasks.repository import TaskRepository
 from ..tasks.service import TaskReporter, TaskService
@@ -70,6 +71,21 @@ class LocalBackground:
         x = self._backend.execution_of(ctx.run.run_id)
         child = None if x is None else x.log.tree.runs.get(run_id)
         return None if child is None else child.status
+
+    def deliver(self, ctx: ToolContext, thread_id: str, message: Message) -> bool:
+        """Give a message to the background child that works on a conversation; its model reads it with its next request.
+
+        Return False if there is none in this process, or if it takes no more messages."""
+        x = self._backend.execution_of(ctx.run.run_id)
+        for run in () if x is None else x.log.tree.open.values():
+            child = self._backend.execution_of(run.run_id)
+            is_at_work = run.request.detached and run.status is RunStatus.RUNNING and child is not None
+            if is_at_work and run.identity.thread_id == thread_id and child is not None:
+                if message.id not in run.added and refusal(child.log, run, child.agent.max_steps):
+                    return False
+                add_messages(child.log, run, (message,))
+                return True
+        return False
 
     def announce_child(self, ctx: ToolContext, agent: Agent, text: str, run_id: str, thread_id: str) -> None:
         """Write to the log that a child was started. It may begin after its parent has ended."""

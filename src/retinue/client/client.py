@@ -14,18 +14,18 @@ from ..core.concurrency import GRACE
 from ..core.decisions import Decision
 from ..core.errors import ConfigurationError, DecisionRefused, ServerError
 from ..core.events import AnyEvent, as_namespace
-from ..core.messages import Message, Role
+from ..core.messages import Message
 from ..core.runs import Out, RunResult
 from ..core.state import as_persisted
 from ..core.stores import ThreadSummary
 from ..log.read import read_until
-from ..runtime.run import Run, check_loop, check_place, fork_place
+from ..runtime.run import Run, as_sent, check_loop, check_place, fork_place
 from ..runtime.runtime import RunInput, RunOptions, as_input
 from ..runtime.sync import LoopThread
 from ..wire.parts import Mode, StreamPart, parts_of
 from ..wire.resources import decisions_json, thread_from_json
 from .connection import Connection, encode_body
-from .runs import RemoteRun, RemoteRuns, Request, result_or_cancel
+from .runs import RemoteRun, RemoteRuns, Request, message_json, result_or_cancel
 
 PATIENCE = 60.0
 _UNSENT = {
@@ -144,7 +144,7 @@ class Client:
         if (state := body.pop("state", None)) is not None:
             body["state"] = as_persisted(state).extensions
         body = {name: value for name, value in body.items() if value is not None}
-        body |= {"agent": agent, "input": [_message_json(message) for message in given]}
+        body |= {"agent": agent, "input": [message_json(message) for message in given]}
         return self._runs.start(Request("runs", encode_body(body), agent, body.get("thread_id", "")), watch=watch)
 
     # --- answering and reading
@@ -184,7 +184,7 @@ class Client:
         place = fork_place(at, message_id)
         body: dict[str, Any] = {"message_id" if isinstance(place, str) else "after": place}
         if input is not None:
-            body["input"] = [_message_json(message) for message in as_input(input)]
+            body["input"] = [message_json(message) for message in as_input(input)]
         if decisions is not None:
             body["decisions"] = decisions_json(decisions)
         run = self._runs.start(
@@ -209,6 +209,11 @@ class Client:
         """Stop a run and what it waits for, and wait for its end; background tasks only with `tasks`. With `ns`, stop only
         the run at that namespace below it."""
         return await self._runs.cancel(run_id, reason, grace, tasks, as_namespace(ns))
+
+    async def send(self, run_id: str, input: RunInput, *, ns: Sequence[str] = ()) -> None:
+        """Give a run messages while it works or waits; its model reads them with its next request. Raises RunEnded if no
+        request follows."""
+        await self._runs.send(run_id, as_sent(input), as_namespace(ns))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         """Stop one background task under a root run, wait a few seconds for its end, and return its status."""
@@ -259,11 +264,3 @@ def _answer(run_id: str, decisions: Mapping[str, Decision]) -> Request:
     return Request(
         f"runs/{quote(run_id, safe='')}/decisions", encode_body({"decisions": decisions_json(decisions)}), run_id=run_id
     )
-
-
-def _message_json(message: Message) -> dict[str, Any]:
-    if message.role is Role.TOOL or message.tool_calls:
-        raise ConfigurationError("a client cannot send tool calls and their results: continue their thread instead")
-    parts = msgspec.to_builtins(message.parts)
-    more = {"id": message.id, "name": message.name, "visibility": message.visibility.value}
-    return {"role": message.role.value, "parts": parts, **{name: one for name, one in more.items() if one is not None}}

@@ -11,8 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ..core.concurrency import FIRST_PAUSE, GRACE
-from ..core.errors import ConfigurationError, RetinueError, ServerError, ThreadBusy, UnknownAgent, UnknownRun
+from ..core.errors import ConfigurationError, RetinueError, RunEnded, ServerError, ThreadBusy, UnknownAgent, UnknownRun
 from ..core.events import Namespace
+from ..core.messages import Message, Role
 from ..core.output import OutputFormat
 from ..core.runs import Out, RunResult, unique
 from ..log.fanout import Budget
@@ -138,6 +139,15 @@ class RemoteRuns:
         await self._ask(run_id, "/cancel", "POST", body=encode_body(body), seconds=ANSWER_SECONDS + grace)
         return await (result_at(read_until(self.log(run_id).read()), ns, grace) if ns else self.result(run_id))
 
+    async def send(self, run_id: str, messages: tuple[Message, ...], ns: Namespace = ()) -> None:
+        body = {"input": [message_json(message) for message in messages], **({"ns": ns} if ns else {})}
+        try:
+            await self._ask(run_id, "/messages", "POST", body=encode_body(body))
+        except ServerError as exc:
+            if exc.code == "run_ended":
+                raise RunEnded("|".join((run_id, *ns)), exc.detail) from None
+            raise
+
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         path, body = f"tasks/{quote(task_id, safe='')}/cancel", encode_body({"run_id": run_id})
         missing = ConfigurationError(f"run {run_id!r} has no background task {task_id!r}")
@@ -174,3 +184,11 @@ async def result_or_cancel(run: RemoteRun[Out]) -> RunResult[Out]:
                 await run.cancel("the caller was cancelled")
         run.abandon()
         raise
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    if message.role is Role.TOOL or message.tool_calls:
+        raise ConfigurationError("a client cannot send tool calls and their results: continue their thread instead")
+    parts = msgspec.to_builtins(message.parts)
+    more = {"id": message.id, "name": message.name, "visibility": message.visibility.value}
+    return {"role": message.role.value, "parts": parts, **{name: one for name, one in more.items() if one is not None}}

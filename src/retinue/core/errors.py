@@ -149,6 +149,14 @@ class ThreadBusy(_FieldError):
     template = "thread {thread_id!r} is busy with run {run_id!r}: wait for it or cancel it"
 
 
+class RunEnded(_FieldError):
+    """A run takes no more messages: it has ended, or is about to."""
+
+    run_id: str
+    reason: str
+    template = "run {run_id!r} takes no message: {reason}"
+
+
 class IllegalMove(_FieldError):
     """A change of status that the life cycle does not allow."""
 

@@ -252,6 +252,21 @@ class ChildFinished(Event, frozen=True, kw_only=True, gc=False, tag="child_finis
     status: RunStatus
 
 
+class MessageAdded(Event, frozen=True, kw_only=True, gc=False, tag="message_added"):
+    """A message for a run at work was accepted: the model reads it with its next request."""
+
+    kind: ClassVar[Literal["message_added"]] = "message_added"
+    message: Message
+
+
+class MessageDropped(Event, frozen=True, kw_only=True, gc=False, tag="message_dropped"):
+    """A run has ended before the model read a message that was accepted."""
+
+    kind: ClassVar[Literal["message_dropped"]] = "message_dropped"
+    message_id: str
+    reason: str
+
+
 class TaskUpdated(Event, frozen=True, kw_only=True, gc=False, tag="task_updated"):
     """A background task has a new status."""
 
@@ -363,6 +378,8 @@ AnyEvent = (
     | StateSnapshot
     | StateDelta
     | MessagesSnapshot
+    | MessageAdded
+    | MessageDropped
     | ActivitySnapshot
     | ActivityDelta
     | ChildStarted

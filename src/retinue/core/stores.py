@@ -234,7 +234,7 @@ class RunFacts(Struct, frozen=True):
     """The engine that schedules the log: only its workers claim it."""
 
 
-WishKind = Literal["decide", "cancel", "cancel_run", "cancel_task", "grant"]
+WishKind = Literal["decide", "cancel", "cancel_run", "cancel_task", "grant", "message"]
 
 
 class Wish(Struct, frozen=True, kw_only=True):

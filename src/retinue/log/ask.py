@@ -20,12 +20,13 @@ from ..core.concurrency import GRACE
 from ..core.content import clean_text
 from ..core.decisions import Decision
 from ..core.events import Namespace
+from ..core.messages import Message
 from ..core.runs import Limits, unique
 from ..core.stores import Reply as StoredReply
 from ..core.stores import Wish, WishKind
 
-NOT_FOUND, NOT_REACHABLE = "not_found", "not_reachable"
-"""The codes of a refused cancel: the log has no such run; no message reaches the run on its server."""
+NOT_FOUND, NOT_REACHABLE, RUN_ENDED = "not_found", "not_reachable", "run_ended"
+"""The codes of refusals: the log has no such run; no command reaches the run on its server; the run has ended."""
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):
@@ -66,6 +67,13 @@ class Cancel(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ns: Namespace = ()
 
 
+class Say(Struct, frozen=True, omit_defaults=True):
+    """Give a run at work messages, which have ids: a message that comes twice counts once."""
+
+    messages: tuple[Message, ...]
+    ns: Namespace = ()
+
+
 class CancelTask(Struct, frozen=True):
     """Stop a background task."""
 
@@ -79,11 +87,12 @@ class WidenGrant(Struct, frozen=True):
     wanted: Wanted
 
 
-Command = Decide | Cancel | CancelTask | WidenGrant
+Command = Decide | Cancel | CancelTask | Say | WidenGrant
 
 _encode = msgspec.json.Encoder().encode
 _read_decisions = msgspec.json.Decoder(dict[str, Decision]).decode
 _read_wanted = msgspec.json.Decoder(Wanted).decode
+_read_say = msgspec.json.Decoder(Say).decode
 _read_cancel = msgspec.json.Decoder(Cancel | str).decode
 decode_reply = msgspec.json.Decoder(Reply).decode
 
@@ -98,6 +107,8 @@ def make_wish(log_id: str, command: Command) -> Wish:
             return _wish(log_id, log_id, kind, _encode(replace(command, reason=clean_text(command.reason))))
         case CancelTask():
             return _wish(log_id, command.task_id, "cancel_task")
+        case Say():
+            return _wish(log_id, log_id, "message", _encode(command))
         case WidenGrant():
             return _wish(log_id, command.run_id, "grant", _encode(command.wanted))
 
@@ -118,6 +129,8 @@ def read_wish(wish: Wish) -> Command:
             return cancel
         case "cancel_task":
             return CancelTask(wish.run_id)
+        case "message":
+            return _read_say(wish.body)
         case "grant":
             return WidenGrant(wish.run_id, _read_wanted(wish.body))
         case "decide":

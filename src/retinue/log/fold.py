@@ -22,6 +22,8 @@ from ..core.events import (
     Event,
     Handoff,
     InferenceFinished,
+    MessageAdded,
+    MessageDropped,
     MessagesSnapshot,
     RunFinished,
     RunStarted,
@@ -263,6 +265,10 @@ def _step_started(tree: LogState, run: RunState, event: StepStarted, p: Private 
     if not run.calls:
         run.answered = run.is_settled = run.asked_calls = False
         run.dropped, run.marks = 0, frozenset()
+        if run.queued:
+            for message in run.queued:
+                _join(run, message)
+            run.queued = ()
 
 
 def _step_finished(tree: LogState, run: RunState, event: StepFinished, p: Private | None) -> None:
@@ -460,6 +466,15 @@ def _handoff(tree: LogState, run: RunState, event: Handoff, p: Private | None) -
     run.next_agent, run.is_settled = None, True
 
 
+def _message_added(tree: LogState, run: RunState, event: MessageAdded, p: Private | None) -> None:
+    run.queued = (*run.queued, event.message)
+    run.added |= {event.message.id or ""}
+
+
+def _message_dropped(tree: LogState, run: RunState, event: MessageDropped, p: Private | None) -> None:
+    run.queued = tuple([message for message in run.queued if message.id != event.message_id])
+
+
 def _task_updated(tree: LogState, run: RunState, event: TaskUpdated, p: Private | None) -> None:
     task = TaskState(event.parent_run_id or "", event.call_id, event.status)
     tree.tasks = {**tree.tasks, event.task_id: task}
@@ -534,6 +549,8 @@ CHANGES: dict[type[Event], Callable[[LogState, Any, Any, Private | None], None]]
     ChildStarted: _child_started,
     ChildFinished: _child_finished,
     Handoff: _handoff,
+    MessageAdded: _message_added,
+    MessageDropped: _message_dropped,
     TaskUpdated: _task_updated,
     RunFinished: _run_finished,
 }

@@ -600,7 +600,7 @@ class LogWriter:
     async def holder_of(self, thread_id: str) -> str | None:
         return await self._store.holder_of(thread_id)
 
-    async def settle(
+    def settle(
         self,
         *,
         runs: Sequence[RunRecord] = (),
@@ -611,8 +611,9 @@ class LogWriter:
         released: bool = False,
         ended: bool = False,
         rests: bool = False,
-    ) -> None:
-        """Flush, with these records in the same transaction; with `released` or `ended` it is the last write."""
+    ) -> asyncio.Future[None]:
+        """Flush, with these records in the same transaction as the rows so far; with `released` or `ended` it is the last
+        write. The transaction is fixed at the call, as with `flush`."""
         extra = self._extra = self._extra or LogBatch(log_id=self.log_id, epoch=self.epoch)
         extra.runs, extra.threads = (*extra.runs, *runs), (*extra.threads, *threads)
         extra.replies, extra.left = (*extra.replies, *replies), (*extra.left, *left)
@@ -621,7 +622,7 @@ class LogWriter:
         extra.ended |= ended
         extra.rests |= rests
         self.is_leaving |= released or ended
-        await self.flush()
+        return self.flush()
 
     def stop(self, problem: Exception) -> None:
         """Store nothing more; every waiting `flush` raises the problem."""

@@ -173,6 +173,10 @@ class RunState:
     """The index of this run's first own message."""
     awaits_history: bool = False
     """The next row holds the conversation that this run continues."""
+    queued: tuple[Message, ...] = ()
+    """Messages that were added to it and that its model has not read."""
+    added: frozenset[str] = frozenset()
+    """The ids of all messages that were added to it."""
     message_count: int = 0
     """The number of message ids used so far."""
     used_call_ids: set[str] = field(default_factory=_new_set)

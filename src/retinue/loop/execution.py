@@ -45,6 +45,7 @@ from ..log.receipts import receipt_of
 from ..log.state import CALL_NEW, EMPTY, NO_REQUEST, RUNNING, CallState, ChildRef, RunState, message_id
 from .budget import is_limited
 from .phases import HookTable, shown
+from .steering import drop_messages
 from .tickets import tickets_of
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class Execution:
         """True from a recovery until the loop has handled the interrupted turn."""
         self.spending: Spending | None = None
         """What the run holds of budgets; None until it makes a model call that may be charged to one."""
+        self.is_ending = False
+        """True once its end is decided: it takes no more messages."""
         self.is_calling = False
         """True while the loop runs the calls of a step, and does nothing else."""
         self.holding: set[str] = set()
@@ -329,6 +332,8 @@ class Execution:
             ending = replace(ending, error=error)
         if ending.status not in RUN_MOVES[state.status]:
             raise IllegalMove(f"run {state.run_id!r}", state.status, ending.status)
+        if state.queued and ending.status in ENDED:
+            drop_messages(self.log, state, ending.error or f"the run ended: {ending.termination}")
         if state.children and ending.status in ENDED:  # a tool may have left some running
             close_children(self.log, state, state.children.values(), "the run that started it has ended")
         said = "".join(self.partial_text)
@@ -667,6 +672,8 @@ def close_run(log: LiveLog, run: RunState, ending: Ending) -> Ending:
         if execution.halt is not None:
             execution.halt(run.run_id)
         return ending
+    if run.queued:
+        drop_messages(log, run, ending.error or f"the run ended: {ending.termination}")
     if run.step_open:
         log.append(run, StepFinished(step=run.step), Private(ending=ending))
     response, receipt = run.response(), receipt_of(log.tree, run, ending)

@@ -212,7 +212,9 @@ async def _close_step(x: Execution) -> Ending | None:
         return Ending(RunStatus.COMPLETED if stop.completed else RunStatus.FAILED, f"limit:{stop.name}", stop.reason)
     if run.next_agent is not None:
         _hand_over(x, run.next_agent.to)
-    if not run.asked_calls and not run.is_settled and (ending := _take_answer(x)) is not None:
+    is_last = not (run.asked_calls or run.is_settled or run.queued)  # a message that was added has an answer, too
+    if is_last and (ending := _take_answer(x)) is not None:
+        x.is_ending = True
         if x.agent.output_format is not None and len(_answer(x)) > LONG_ANSWER:
             await asyncio.sleep(0)  # it was decoded just now, and is encoded next
         return ending
@@ -362,6 +364,7 @@ async def _execute(x: Execution) -> RunResult:
     try:
         was_decided = x.state.ending is not None
         ending = await run_loop(x)
+        x.is_ending = ending.status is not RunStatus.SUSPENDED
         if x.has_hooks and ending.status is not RunStatus.SUSPENDED and not was_decided:
             await run_phase(x, "run_end", x.own_messages())
         return x.finish(ending)

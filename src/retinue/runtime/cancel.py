@@ -17,7 +17,7 @@ from ..core.errors import OwnershipLost
 from ..core.events import Namespace
 from ..core.rows import Ending
 from ..core.runs import RunStatus
-from ..log.ask import NOT_FOUND, NOT_REACHABLE, Cancel, Reply
+from ..log.ask import NOT_FOUND, NOT_REACHABLE, Cancel, Reply, Say
 from ..log.call_ids import remote_path
 from ..log.read import leg_of, read_until
 from ..log.state import ChildRef, LogState, RunState
@@ -39,7 +39,7 @@ async def cancel_run(run: LiveRun, command: Cancel) -> Reply:
             return missing
         found = next((one for one in parent.children.values() if one.ns == command.ns[: depth + 1]), None)
         if found is None and parent.remote_seq:
-            return await _cancel_elsewhere(run, parent, replace(command, ns=command.ns[depth:]))
+            return await forward(run, parent, replace(command, ns=command.ns[depth:]))
         if found is None:
             x = log.executions.get(parent.run_id)
             is_last = depth + 1 == len(command.ns)
@@ -110,11 +110,11 @@ def _below(tree: LogState, run: RunState) -> Iterator[RunState]:
         yield from _below(tree, child)
 
 
-async def _cancel_elsewhere(run: LiveRun, above: RunState, command: Cancel) -> Reply:
-    """Pass a cancel on to the log of a run elsewhere. Its call ids may have other names there."""
+async def forward(run: LiveRun, above: RunState, command: Cancel | Say) -> Reply:
+    """Pass a command on to the log of a run elsewhere. Its call ids may have other names there."""
     if above.request.queue is None:
         where = f"run {above.run_id!r}, which works on a server"
-        return Reply(f"{'|'.join(command.ns)} is below {where}: cancel that run", code=NOT_REACHABLE)
+        return Reply(f"{'|'.join(command.ns)} is below {where}: no command reaches it", code=NOT_REACHABLE)
     from .placed import placed_id
 
     path = remote_path(above, tuple([part.removeprefix("tools:") for part in command.ns]))

@@ -36,7 +36,19 @@ from ..core.results import ToolCallStatus
 from ..core.rows import Private, StoredRequest
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.stores import Losses, OpenLog, RunFacts, RunRecord, StoredLog, Wish
-from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, decode_reply, make_wish, read_cancel
+from ..log.ask import (
+    RUN_ENDED,
+    Cancel,
+    CancelTask,
+    Command,
+    Decide,
+    Reply,
+    Say,
+    WidenGrant,
+    decode_reply,
+    make_wish,
+    read_cancel,
+)
 from ..log.fold import fold_all
 from ..log.owned import LogWriter
 from ..log.ownership import Owner, is_gone
@@ -359,6 +371,8 @@ class Elsewhere:
                 return await self._accepted_before(record, command), None
             if log_id == run_id and record.identity.parent_run_id is not None and not of_parent:
                 return Reply(f"run {run_id!r} was placed for another run: answer that one, or its root"), None
+        elif isinstance(command, Say) and record.has_ended and not command.ns:
+            return Reply(f"it is {record.status}", code=RUN_ENDED), None
         elif isinstance(command, Cancel) and record.has_ended and not (command.tasks or command.ns):
             return Reply(), None
         reply, run = await self._put(facts if log_id == run_id else await self._facts(log_id), command)
@@ -373,7 +387,7 @@ class Elsewhere:
         log_id = root.record.identity.run_id
         engine = self._engine_of(log_id, root)
         is_free = engine is None and (root.owner is None or is_gone(root.owner))
-        if is_free and isinstance(command, Decide):
+        if is_free and isinstance(command, Decide | Say):
             self._require_agent(root.record)  # no owner would read it: raise before anything is stored
         wish = make_wish(log_id, command)
         await self._store.put_wish(wish)
@@ -398,8 +412,12 @@ class Elsewhere:
                 root = await self._facts(log_id)  # before the reply: the log may end with it
                 if (body := await store.reply_to(log_id, wish.wish_id)) is not None:
                     return decode_reply(body), runs.get(log_id)
-                if root.record.has_ended and wish.run_id == log_id and (wish.kind != "cancel_run" or not root.owner):
-                    return Reply(f"run {log_id!r} is {root.record.status}, it waits for nothing"), None
+                if (
+                    root.record.has_ended
+                    and wish.run_id == log_id
+                    and (wish.kind not in ("cancel_run", "message") or not root.owner)
+                ):
+                    return Reply(f"run {log_id!r} is {root.record.status}, it waits for nothing", code=RUN_ENDED), None
                 if await self._claim_to_reply(wish, root) is not None:
                     continue
                 if now() >= end:
@@ -481,7 +499,7 @@ def _patience(command: Command) -> float:
             return command.grace + LATER
         case CancelTask():
             return GRACE + LATER
-        case Decide():
+        case Decide() | Say():
             return PATIENCE
         case WidenGrant():
             return float("inf")

@@ -23,15 +23,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
+from ..core.concurrency import wait_for_first
 from ..core.decisions import Decision
 from ..core.errors import DecisionRefused, OwnershipLost, RetinueError
 from ..core.rows import Private
+from ..core.runs import REMOTE_KEY
 from ..core.stores import DurableStore, RunRecord, Wish
 from ..core.stores import Reply as StoredReply
-from ..log.ask import Cancel, CancelTask, Command, Decide, Reply, WidenGrant, make_wish, read_wish, stored
+from ..log.ask import (
+    NOT_FOUND,
+    RUN_ENDED,
+    Cancel,
+    CancelTask,
+    Command,
+    Decide,
+    Reply,
+    Say,
+    WidenGrant,
+    make_wish,
+    read_wish,
+    stored,
+)
+from ..log.state import RunState
 from ..loop.grants import falls_short, grant, wanted_with_child
-from .cancel import cancel_run
+from ..loop.steering import add_messages, refusal
+from .cancel import cancel_run, forward
 
 if TYPE_CHECKING:
     from .live import LiveRun
@@ -123,6 +141,8 @@ class Inbox:
             run.spawn(
                 self._work(asked, self._cancel(command, run.cancel(command.reason, command.grace)), is_known=True)
             )
+        elif isinstance(command, Say):
+            self._say(asked, command)
         elif isinstance(command, CancelTask):
             run.spawn(self._work(asked, self._cancel_task(command), is_known=command.task_id in run.log.holders))
         elif isinstance(command, WidenGrant):
@@ -203,6 +223,58 @@ class Inbox:
         if reply is not None and asked.wish_id and not is_known:
             run.replies.append(stored(asked.wish_id, reply))
         await self._store_replies()
+
+    def _say(self, asked: _Asked, command: Say) -> None:
+        """Give a run messages. They are accepted once their rows are stored, in one transaction with the reply."""
+        run, tree = self._run, self._run.log.tree
+        if run.state is None and not run.end.done():  # it has not begun
+            run.spawn(self._say_later(asked))
+            return
+        for depth in range(len(command.ns) + 1):
+            found = next((one for one in tree.runs.values() if one.ns == command.ns[:depth]), None)
+            if found is not None and depth and self._is_elsewhere(found):
+                run.spawn(self._work(asked, forward(run, found, replace(command, ns=command.ns[depth:]))))
+                return
+        found = next((one for one in tree.runs.values() if one.ns == command.ns), None)
+        if found is None:
+            where = "|".join((run.run_id, *command.ns))
+            self._reply(asked, Reply(f"there is no run at {where}", code=NOT_FOUND))
+            return
+        name = found.identity.agent
+        x, agent = run.log.executions.get(found.run_id), run.home.registry.agents.get(name)
+        agent = x.agent if x is not None else run.request.agent if run.request.agent.name == name else agent
+        if why := refusal(run.log, found, None if agent is None else agent.max_steps):
+            self._reply(asked, Reply(why, code=RUN_ENDED))
+            return
+        add_messages(run.log, found, command.messages)
+        if run.writer is None:
+            asked.resolve(Reply())
+            return
+        replies = (stored(asked.wish_id, Reply()),) if asked.wish_id else ()
+        run.spawn(self._accepted(asked, run.writer.settle(replies=replies)))
+
+    async def _say_later(self, asked: _Asked) -> None:
+        run = self._run
+        while run.state is None and not run.end.done():
+            await wait_for_first(run.log.changed(), asyncio.shield(run.end))
+        self._take(asked)
+
+    async def _accepted(self, asked: _Asked, storing: asyncio.Future[None]) -> None:
+        """Reply once the messages are stored."""
+        reply = None
+        try:
+            await storing
+            reply = Reply()
+        except OwnershipLost:
+            pass
+        finally:
+            asked.resolve(reply)
+        await self._run.release_if_idle()
+
+    def _is_elsewhere(self, child: RunState) -> bool:
+        """Return whether a child works in another log: on another worker, or on a server."""
+        is_remote = child.remote_seq or child.tickets or REMOTE_KEY in child.values
+        return child.request.queue is not None or bool(is_remote) or child.run_id in self._run.home.backend.elsewhere
 
     async def _cancel(self, command: Cancel, stopping: Coroutine[Any, Any, object]) -> Reply:
         await stopping

@@ -8,10 +8,13 @@ from contextlib import aclosing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
+from msgspec.structs import replace
+
 from ..core.concurrency import GRACE
 from ..core.errors import ConfigurationError, OwnershipLost, UnknownRun
 from ..core.events import AnyEvent, ChildStarted, ErrorRaised, Event, Namespace, RunFinished, RunStarted, TextDelta
-from ..core.runs import Out, RunResult
+from ..core.messages import Message, Role, as_messages
+from ..core.runs import Out, RunResult, unique
 from ..core.state import PersistedState
 from ..log.read import RunLog, end_of, leg_of, read_until
 from ..wire.parts import Mode, PartsProjection, StreamPart
@@ -25,6 +28,8 @@ class RunHome(Protocol):
     async def result(self, run_id: str) -> RunResult: ...
 
     async def cancel(self, run_id: str, reason: str, grace: float, tasks: bool, ns: Namespace = ()) -> RunResult: ...
+
+    async def send(self, run_id: str, messages: tuple[Message, ...], ns: Namespace = ()) -> None: ...
 
 
 Opened = tuple[RunLog, int]
@@ -106,6 +111,11 @@ class RunHandle(Generic[Out]):
         """Stop the run, wait for its end and return its result."""
         raise NotImplementedError
 
+    async def send(self, message: str | Message) -> str:
+        """Give the run a message while it works or waits; return its id. The model reads it with its next request, after the
+        results of the calls. Raises RunEnded if no request follows."""
+        raise NotImplementedError
+
     async def _open(self) -> Opened | None:
         """Return the log and the place of the leg; None if there is none, because an answer was refused."""
         raise NotImplementedError
@@ -178,6 +188,12 @@ class Run(RunHandle[Out]):
         self._cancelled = await self._home.cancel(self.run_id, reason, grace, tasks)
         return self._cancelled
 
+    async def send(self, message: str | Message) -> str:
+        await self._open()  # it has its id
+        said = as_sent(message)
+        await self._home.send(self.run_id, said)
+        return said[0].id or ""
+
     async def follow(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """Yield the events of the log after number `after`, until the run has ended or waits, and its tasks have ended."""
         if (opened := await self._open()) is None:
@@ -224,6 +240,11 @@ class ChildRun(RunHandle[Any]):
         """Stop this child alone; its parent reads a cancelled result and continues."""
         return await self._home.cancel(self._log.log_id, reason, grace, False, self.ns)
 
+    async def send(self, message: str | Message) -> str:
+        said = as_sent(message)
+        await self._home.send(self._log.log_id, said, self.ns)
+        return said[0].id or ""
+
     async def _open(self) -> Opened:
         return self._log, self._first
 
@@ -242,6 +263,17 @@ def _result_of(end: RunFinished, thread_id: str) -> RunResult:
         error=end.error,
         termination=end.termination,
     )
+
+
+def as_sent(given: str | Message | Iterable[Message]) -> tuple[Message, ...]:
+    """Return messages for a run at work, each with an id."""
+    messages = as_messages(given)
+    for message in messages:
+        if message.role is not Role.USER:
+            raise ConfigurationError(f"a run is sent messages of the user, not of the role {message.role.value!r}")
+        if not message.parts:
+            raise ConfigurationError('the message is empty: give text, such as "Only the last week"')
+    return tuple([message if message.id else replace(message, id=f"message_{unique()}") for message in messages])
 
 
 async def result_at(

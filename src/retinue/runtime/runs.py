@@ -24,6 +24,7 @@ from ..core.errors import (
     OwnershipLost,
     RetinueError,
     RunElsewhere,
+    RunEnded,
     ThreadBusy,
     UnknownRun,
 )
@@ -42,7 +43,7 @@ from ..core.stores import (
     WhenBusy,
     title_of,
 )
-from ..log.ask import NOT_FOUND, Cancel, CancelTask, Command, Decide, Reply
+from ..log.ask import NOT_FOUND, NOT_REACHABLE, Cancel, CancelTask, Command, Decide, Reply, Say
 from ..log.owned import Gathering, LendSlot, LiveLog, LogWriter
 from ..log.ownership import Owner
 from ..log.read import RunLog, StoreLog, leg_of, read_until
@@ -410,7 +411,7 @@ class LocalRuns:
             reply, _ = await self.ask(run_id, Cancel(reason=reason, grace=grace, tasks=tasks, ns=ns))
             if reply.code == NOT_FOUND:
                 raise UnknownRun("|".join((run_id, *ns)))
-            if reply.code:
+            if reply.code == NOT_REACHABLE:
                 raise ConfigurationError(reply.refused)
             log = self.log(await self._log_id(run_id))
             return await result_at(read_until(log.read(live=True)), ns, grace, log.results)
@@ -423,6 +424,17 @@ class LocalRuns:
         if (run := self.run_with(run_id)) is not None and run.run_id == run_id:
             return run_id
         return (await self.record(run_id)).log_id or run_id
+
+    async def send(self, run_id: str, messages: tuple[Message, ...], ns: Namespace = ()) -> None:
+        """Give a run of any process, or the run at a namespace below it, messages for its next request."""
+        reply, _ = await self.ask(run_id, Say(messages, ns))
+        where = "|".join((run_id, *ns))
+        if reply.code == NOT_FOUND:
+            raise UnknownRun(where)
+        if reply.code == NOT_REACHABLE:
+            raise ConfigurationError(reply.refused)
+        if reply.refused:
+            raise RunEnded(where, reply.refused)
 
     async def cancel_task(self, run_id: str, task_id: str) -> TaskStatus:
         """Stop a background task of any process, and return its status."""

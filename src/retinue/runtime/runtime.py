@@ -35,7 +35,7 @@ from ..wire.parts import Mode, StreamPart, parts_of
 from .fork import fork_run, state_at
 from .reading import StoredEvents
 from .registry import AgentRegistry
-from .run import Run, check_loop, check_place, fork_place, result_or_cancel
+from .run import Run, as_sent, check_loop, check_place, fork_place, result_or_cancel
 from .runs import LocalRuns
 from .sync import LoopThread
 
@@ -566,6 +566,14 @@ class Runtime:
         parent reads a cancelled result and continues. If another process works on the run, that process stops it.
         """
         return await self._runs.cancel(run_id, reason, grace, tasks, as_namespace(ns))
+
+    async def send(self, run_id: str, input: RunInput, *, ns: Sequence[str] = ()) -> None:
+        """Give a run messages while it works or waits: the root, or the run at a namespace below it, in any process.
+
+        Once this returns, they are stored. The model reads them with its next request, after the results of the calls; if it
+        has just given its last answer, one more step follows. Raises RunEnded if no request follows.
+        """
+        await self._runs.send(run_id, as_sent(input), as_namespace(ns))
 
     async def cancel_task(self, run_id: str, task_id: str) -> str:
         """Stop one background task under a root run, wait a few seconds for its end, and return its status.

@@ -22,6 +22,7 @@ from ..wire.resources import (
     CancelTask,
     Decisions,
     ForkRun,
+    SendMessages,
     StartRun,
     as_input,
     decode_cursor,
@@ -196,7 +197,7 @@ async def start_run(call: Call) -> Any:
     return await _started_json(call, run)
 
 
-def _input_of(body: StartRun | ForkRun) -> Any:
+def _input_of(body: StartRun | ForkRun | SendMessages) -> Any:
     try:
         return None if body.input is None else as_input(body.input)
     except ValueError as exc:
@@ -300,6 +301,15 @@ async def cancel_run(call: Call) -> Any:
     run_id = (await call.run()).identity.run_id
     result = await call.runtime.cancel(run_id, ns=body.ns, tasks=body.tasks, reason=body.reason, grace=body.grace)
     return {"run_id": result.run_id, "thread_id": result.thread_id, "status": result.status.value}
+
+
+@endpoint("POST", f"{_RUN}/messages", scope="run", body=SendMessages, status=202, returns=RunState)
+async def send_messages(call: Call) -> Any:
+    """Give a run at work messages, which its model reads with its next request."""
+    body: SendMessages = call.body
+    record = await call.run()
+    await call.runtime.send(record.identity.run_id, _input_of(body), ns=body.ns)
+    return _state_json(record)
 
 
 @endpoint("POST", f"{_RUN}/decisions", scope="answer", body=Decisions, status=202, returns=RunState)

@@ -96,7 +96,8 @@ class AgentTools:
         label: str | None = None,
         timeout_seconds: int | None = None,
     ) -> ToolOutput | ToolResult:
-        """Send a sub-agent another message. It remembers its conversation with you; if it is busy, your message waits.
+        """Send a sub-agent another message. It remembers its conversation with you. One that works in the background reads it
+        at its next step, and the answer is only `status: delivered`; if it is busy otherwise, your message waits.
 
         Args:
             message: What to do or answer now.
@@ -116,6 +117,8 @@ class AgentTools:
                 return error_answer(f"The sub-agent {found.agent_id} of this key is not declared any more")
             if await self._workers.is_busy_elsewhere(found, ctx):
                 return error_answer(_busy_elsewhere(found, "send your message"))
+            if self._workers.deliver(found, message, ctx):
+                return ToolOutput(f"{_head(found, False)}\nstatus: delivered")
             return await self._ask(entry, found, message, seconds_of(timeout_seconds), ctx)
 
     async def agent_list(self, ctx: ToolContext) -> str:

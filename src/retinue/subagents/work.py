@@ -16,7 +16,7 @@ from ..core.backend import Resolver, RunRequest
 from ..core.concurrency import GRACE, CancellationToken, join, supervise, wait_for_first
 from ..core.context import TIMED_OUT, ToolContext
 from ..core.errors import ExecutionBackendError
-from ..core.messages import as_messages
+from ..core.messages import Message, as_messages
 from ..core.runs import RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState
 from ..tasks.repository import TaskRepository
@@ -149,6 +149,11 @@ class Workers:
         if self.turns.is_working(session_id) or self.turns.is_held(session_id, ctx):
             return False  # here: messages wait their turn
         return await _background(ctx).is_held_elsewhere(ctx, session_id)
+
+    def deliver(self, spawned: Spawned, text: str, ctx: ToolContext) -> bool:
+        """Give a message to a sub-agent that works in the background; return False if it does not."""
+        message = Message.user(text, id=f"message_{stable_id(ctx, 'message').hex}")
+        return _background(ctx).deliver(ctx, spawned.session_id, message)
 
     def service(self, ctx: ToolContext) -> TaskService:
         return _background(ctx).service(self.repository)

@@ -130,6 +130,13 @@ class CancelRun(Struct, frozen=True, forbid_unknown_fields=True):
     grace: Annotated[float, Meta(ge=0, le=300)] = GRACE
 
 
+class SendMessages(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST runs/{id}/messages`: messages for a run at work; with `ns`, for the run at that namespace below it."""
+
+    input: RunInput
+    ns: tuple[str, ...] = ()
+
+
 class CancelTask(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST tasks/{id}/cancel`: `run_id` is its root run; without it, the task is looked for."""
 

@@ -185,6 +185,7 @@ class TreeShape(NodeShape):
 
     calls: list[CallShape]
     messages: list[Message]
+    queued: list[Message]
     open_message: OpenMessageShape | None
 
 

@@ -112,6 +112,7 @@ class SnapshotTree(RunTree):
         run.notes = list(shown["notes"])
         run.wait = _restore_wait(shown["wait"])
         run.said = msgspec.convert(shown["messages"], list[Message])
+        run.queued = msgspec.convert(shown["queued"], list[Message])
         run.open_message = _restore_open_message(shown["open_message"])
         run.steps = [StepNode(replace(begun, step=number), run) for number in range(1, shown["steps"] + 1)]
         for call in shown["calls"]:
@@ -170,6 +171,7 @@ class SnapshotTree(RunTree):
         if deep:
             shown["calls"] = [self._call_json(call, step.number) for step in run.steps for call in step.calls.values()]
             shown["messages"] = [record_json(message) for message in run.conversation()]
+            shown["queued"] = [record_json(message) for message in run.queued]
             shown["open_message"] = _open_message_json(run.open_message)
         return shown
 

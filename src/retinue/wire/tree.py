@@ -15,6 +15,8 @@ from ..core.events import (
     Handoff,
     InferenceFinished,
     InferenceWaiting,
+    MessageAdded,
+    MessageDropped,
     MessagesSnapshot,
     ReasoningDelta,
     RunFinished,
@@ -120,6 +122,8 @@ class RunNode(_Node):
         """True until the first step of a resumed leg, which need not ask the model."""
         self.messages: tuple[Message, ...] = ()
         self.said: list[Message] = []
+        self.queued: list[Message] = []
+        """Messages that were added to it and that its model has not read."""
         self.results: dict[str | None, Message] = {}
         self.response: str | None = None
         self.receipt: Receipt | None = None
@@ -207,6 +211,8 @@ class RunTree:
         self._readers: dict[type[Event], Callable[[Any, RunNode], None]] = {
             RunFinished: self._run_finished,
             MessagesSnapshot: self._messages_snapshot,
+            MessageAdded: self._message_added,
+            MessageDropped: self._message_dropped,
             StepStarted: self._step_started,
             TextDelta: self._text,
             ReasoningDelta: self._text,
@@ -276,9 +282,18 @@ class RunTree:
         if self._content:
             run.said = [*event.messages, *run.said]
 
+    def _message_added(self, event: MessageAdded, run: RunNode) -> None:
+        if self._content:
+            run.queued.append(event.message)
+
+    def _message_dropped(self, event: MessageDropped, run: RunNode) -> None:
+        run.queued = [message for message in run.queued if message.id != event.message_id]
+
     def _step_started(self, event: StepStarted, run: RunNode) -> None:
         if not run.steps or run.steps[-1].number != event.step:
             run.steps.append(StepNode(event, run))
+            if run.queued:
+                run.said, run.queued = [*run.conversation(), *run.queued], []
         run.steps[-1].asked = False
         if run.resumed:
             run.resumed = False
