@@ -178,6 +178,22 @@ starter = HarnessAgent(
 )
 
 
+def _listens(request: ModelRequest) -> ScriptedTurn:
+    if _tool_results(request):
+        return say(f"heard: {request.messages[-1].text}")
+    return [call("wait_at", {"name": "listened"}, id="w2")]
+
+
+def _guides(request: ModelRequest) -> ScriptedTurn:
+    if results := _tool_results(request):
+        return say(f"{results[-1]} / told: {request.messages[-1].text}")
+    return [call("task", {"subagent_type": "listener", "description": "listen"}, id="listen")]
+
+
+listener = Agent("listener", ScriptedModel(_listens), tools=[wait_at])
+guided = Agent("guided", ScriptedModel(_guides), subagents=[listener])
+
+
 class Streamer:
     """Says a word ten times a second until the test opens a gate."""
 
@@ -202,4 +218,4 @@ def _streams(request: ModelRequest) -> ScriptedTurn:
 
 streamer = Agent("streamer", Streamer())
 streams = Agent("streams", ScriptedModel(_streams), subagents=[streamer], limits=Limits(children=2000, parallel=2000))
-agents = [streams, lengthy, crowd, chief, mixed, reader, hostile, many, starter]
+agents = [streams, lengthy, guided, crowd, chief, mixed, reader, hostile, many, starter]

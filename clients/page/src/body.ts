@@ -8,6 +8,8 @@ export type Item =
       readonly key: string;
       readonly message: Message;
       readonly text: string;
+      /** True until the model has read it. */
+      readonly isNew?: boolean;
     }
   | { readonly kind: "thought"; readonly key: string; readonly text: string }
   | {
@@ -65,6 +67,10 @@ export function itemsOf(node: RunNode, before: ReadonlySet<string>): Item[] {
     if (open.text) {
       items.push({ kind: "text", key: open.id, text: open.text, isOpen: true, message: null });
     }
+  }
+  for (const [place, message] of node.queued.entries()) {
+    const key = message.id ?? `queued-${place}`;
+    items.push({ kind: "user", key, message, text: textOf(message), isNew: true });
   }
   for (const id of node.calls.keys()) {
     if (!listed.has(id)) items.push({ kind: "call", key: id, callId: id });

@@ -163,9 +163,9 @@ function Single({
         <UserTurn
           live={live}
           text={item.text}
-          messageId={item.message.id ?? ""}
+          messageId={item.isNew ? "" : (item.message.id ?? "")}
           isRoot={isRoot}
-          at={null}
+          note={item.isNew ? "read before the next step" : ""}
         />
       );
     case "thought":
@@ -467,14 +467,14 @@ export function UserTurn(options: {
   text: string;
   messageId: string;
   isRoot: boolean;
-  at: number | null;
+  note?: string;
 }) {
-  const { live, text, messageId, isRoot, at } = options;
+  const { live, text, messageId, isRoot, note = "" } = options;
   return (
-    <section class="turn" aria-label="You">
+    <section class="turn" aria-label={isRoot ? "You" : "Message"}>
       <div class="who">
-        <b>You</b>
-        {at !== null && <span class="num">{timeOfDay(at)}</span>}
+        <b>{isRoot ? "You" : "Message"}</b>
+        <span class="num">{note}</span>
         <span class="acts">
           <CopyButton text={text} label="Copy text" hint="Copy text (c)" />
           {isRoot && messageId && (
@@ -536,7 +536,7 @@ function Begun({
           text={one.text}
           messageId={one.id}
           isRoot
-          at={one.isLast ? (live.startedAt ?? node.startedAt) : null}
+          note={one.isLast ? timeOfDay(live.startedAt ?? node.startedAt ?? 0) : ""}
         />
       ))}
       <section
@@ -586,9 +586,7 @@ function Queued({ live }: { live: LiveRun }) {
   }, [live.runId]);
   return (
     <>
-      {input.value && (
-        <UserTurn live={live} text={input.value} messageId="" isRoot={false} at={live.startedAt} />
-      )}
+      {input.value && <UserTurn live={live} text={input.value} messageId="" isRoot />}
       <section
         class="turn root"
         data-ns=""

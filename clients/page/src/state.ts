@@ -26,7 +26,7 @@ const ROOT_RUNS = 20;
 export const STRUCTURE = [
   "run_started run_finished step_started inference_finished tool_call_started tool_call_ready",
   "tool_call_finished tool_call_resumed messages_snapshot state_delta activity_snapshot",
-  "child_started child_finished task_updated handoff error step_finished state_snapshot custom",
+  "child_started child_finished task_updated handoff error step_finished state_snapshot custom message_added message_dropped",
 ]
   .join(" ")
   .replaceAll(" ", ",");
