@@ -35,7 +35,7 @@ from .stores import StoreFilesystem
 # Errors
 from .errors import (
     ChildAgentError, ConfigurationError, DecisionRefused, Denied, ExecutionBackendError, ExecutionFailed,
-    InternalError, InvalidArguments, ModelError, NotFound, RetinueError, RunEnded, RunNotCompleted, ThreadBusy, ToolCancelled,
+    InternalError, InvalidArguments, ModelError, NotFound, RetinueError, RunNotCompleted, ThreadBusy, ToolCancelled,
     ToolError, ToolTimeout, UnknownAgent, UnknownRun,
 )
 
@@ -48,7 +48,7 @@ __all__ = [
     "InternalError", "InvalidArguments", "Limits", "LocalFilesystem", "MAX_SPAWN_DEPTH", "Message", "Model",
     "ModelError", "ModelRequest", "MutationBatch", "NotFound", "NullSink", "ParentContext", "PartChunk",
     "Permissions", "PersistedState", "Plugin", "ProgressStatus", "Rate", "ReceiptPart", "Registrar", "ResumeMode", "RetinueError", "Run",
-    "RunEnded", "RunIdentity", "RunNotCompleted", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
+    "RunIdentity", "RunNotCompleted", "RunResult", "RunState", "RunStatus", "Runtime", "SandboxFilesystem", "SetResult", "Sink",
     "StateCommand", "StateKey", "StateStore", "StoreFilesystem", "StreamedChild", "StreamingPassthroughSink",
     "SubagentDeclaration", "Suspend", "SuspendTicket", "Telemetry", "TextChunk", "ThreadBusy", "Todo", "Tool", "ToolCall",
     "ToolCallStatus", "ToolCancelled", "ToolContext", "ToolDescriptor", "ToolError", "ToolOutput", "ToolResult",

