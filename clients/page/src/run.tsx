@@ -251,6 +251,7 @@ interface CardProps {
 }
 
 export function Card({ live, runId, call, depth, siblings }: CardProps) {
+  useEffect(() => live.see(runId), [live, runId]);
   const view = live.view(runId);
   if (view === undefined) return null;
   const node = view.node.value;
