@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -81,13 +82,19 @@ class Streams(Struct, frozen=True, array_like=True, tag="s", gc=False):
     texts: list[Gapped]
 
 
+@lru_cache(maxsize=1_024)
+def _read_head(head: bytes) -> Event:
+    """Return a delta of a stream. The rows of a log that is not packed have the same heads again and again."""
+    return event_from_bytes(head)
+
+
 class Stream:
     """A stream that is read: a delta to copy, and the text of all pieces."""
 
     __slots__ = ("delta", "is_json", "text")
 
     def __init__(self, head: bytes, text: bytes) -> None:
-        self.delta: Any = event_from_bytes(head)
+        self.delta: Any = _read_head(head)
         self.is_json = isinstance(self.delta, ActivityDelta)
         is_text = not isinstance(self.delta, ToolCallArgsDelta | ActivityDelta)
         self.text: str = _decode_any(b'"%b"' % text) if is_text else text.decode()
