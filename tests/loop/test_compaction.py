@@ -428,3 +428,35 @@ async def test_budgets_hold_through_compactions(tmp_path: Path) -> None:
         last = (await runtime.run("a", "Do it all.", sinks=[sink])).termination
     (line,) = await runtime.budgets.list()
     assert line.spent_tokens <= 250_000 + WINDOW
+
+
+async def test_sub_agents_in_the_background_compact_and_go_on_where_they_were(tmp_path: Path) -> None:
+    def act(request: ModelRequest, step: int) -> Any:
+        if "# Subagent Context" in request.messages[0].text:
+            below.append(request)
+            last = request.messages[-1]
+            return say(f"heard {last.text}") if last.text == "more" or len(below) == 60 else call("work", {"n": step})
+        said = "".join([message.text for message in request.messages])
+        match sum(message.role == "tool" for message in request.messages):
+            case 0:
+                return call("agent_spawn", {"agent_id": "general-purpose", "task": "go", "timeout_seconds": 0})
+            case 1:
+                task_id = re.findall(r"task_id: (\S+)", said)[0]
+                return call("task_output", {"task_id": task_id, "block": True, "timeout": 60_000})
+            case 2:
+                key = re.findall(r"agent_key: (\S+)", said)[0]
+                return call("agent_send", {"agent_key": key, "message": "more", "timeout_seconds": 60})
+            case _:
+                return say("done")
+
+    below: list[ModelRequest] = []
+    model, sink = Windowed(act), RecordingSink()
+    agent = harness(model, tmp_path, disable_subagents=False)
+    async with Runtime([agent]) as runtime:
+        result = await runtime.run("a", "go", sinks=[sink])
+        assert (result.status, model.refused) == ("completed", 0), result.error
+    compacted = [one for one in sink.of("compacted") if one.ns]
+    assert compacted
+    assert {one.agent for one in compacted} == {"general-purpose"}
+    assert len(below) == 61, "the next message needs no summary of its own"
+    assert below[-1].messages[1] == below[-2].messages[1], "it still has the summary"
