@@ -40,7 +40,7 @@ class House:
         self.agents = [self.boss, self.clerk]
 
     async def _turn(self, request: Any) -> Any:
-        last = request.messages[-1]
+        last = request.messages[-1 - request.transient]  # before the summary of the tasks
         if last.role == "tool":
             return say("begun")
         if last.text.startswith(NEWS):

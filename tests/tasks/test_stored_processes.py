@@ -121,7 +121,7 @@ async def test_a_sub_agent_of_a_killed_process_takes_messages_when_its_task_has_
     tmp_path: Path, node: Start, url: str
 ) -> None:
     def send(request: Any) -> Any:
-        (key,) = re.findall(r"agent:worker:[0-9a-f-]+", request.messages[-1].text)
+        (key,) = re.findall(r"agent:worker:[0-9a-f-]+", request.messages[-1 - request.transient].text)
         return call("agent_send", {"agent_key": key, "message": "until 0"})
 
     boss = harness(tmp_path, [call("agent_list"), send, say("end")] * 2, url)

@@ -318,7 +318,7 @@ class Subagents(Plugin):
                 await self._service.watch_unwatched(records)
                 records = [self._service.as_shown(record) for record in records]
             command = await announce(ctx, records, self._repository)
-            tasks = "" if _are_just_told(ctx, records) else task_summary(records)
+            tasks = "" if command is not None or _are_told(ctx, records) else task_summary(records)
         except (TaskStoreError, FilesystemError) as exc:
             tasks = f"# Async tasks (current session)\n\nThey cannot be read just now: {exc}"
             command = StateCommand().event({"type": "tasks_unreadable", "problem": str(exc)})
@@ -343,9 +343,13 @@ class Subagents(Plugin):
         self._agents.forget_run(ctx.run.run_id)
 
 
-def _are_just_told(ctx: HookContext, records: Sequence[TaskRecord]) -> bool:
-    """Return whether the results of the last step tell of each task, so that a summary would only repeat them."""
+def _are_told(ctx: HookContext, records: Sequence[TaskRecord]) -> bool:
+    """Return whether each task has ended and was announced, or is in the results of the last step. A summary would only
+    repeat that."""
     last = "".join([one.text for one in takewhile(lambda said: said.role is Role.TOOL, reversed(ctx.messages))])
+    is_ended = all(record.status.is_terminal for record in records)
+    if is_ended and not untold_ends(records, ctx.snapshot[ANNOUNCED]):
+        return True
     return all(record.task_id in last for record in records)
 
 
