@@ -282,6 +282,23 @@ def test_a_message_reaches_an_agent_at_work(browser: Browser, server: Server) ->
         assert "told: and be short" in response
 
 
+def test_old_threads_are_reached_and_found(browser: Browser, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        for number in range(110):
+            server.start_run("many", "0", thread_id=f"old-{number}")
+        with visiting(browser, server) as page:
+            oldest = page.locator('[data-thread="old-0"]')
+            expect(page.locator("[data-thread]").first).to_be_visible()
+            threads = page.get_by_role("group", name="Thread list")
+            while not oldest.count():
+                threads.evaluate("list => list.scrollTo(0, list.scrollHeight)")
+                page.wait_for_timeout(20)
+            server.ask("PATCH", "threads/old-0", {"title": "a needle"})
+            page.get_by_role("searchbox", name="Search threads").fill("needle")
+            expect(page.locator("[data-thread]")).to_have_count(1)
+            expect(oldest).to_contain_text("a needle")
+
+
 def test_many_children_are_rows_with_filters(browser: Browser, server: Server) -> None:
     run = server.start_run("many", "200")
     server.result(run["run_id"])

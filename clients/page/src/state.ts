@@ -37,11 +37,23 @@ function sorted(found: Iterable<ThreadShape>): ThreadShape[] {
   return [...found].sort((a, b) => time(b) - time(a));
 }
 
-async function loadThreads(): Promise<void> {
-  const query = search.value ? `&q=${segment(search.value.slice(0, 200))}` : "";
+/** The place of the list after which older threads follow; null at its end. */
+let older: string | null = null;
+
+/** Load the list from its beginning, or what follows the threads that are known. */
+export async function loadThreads(isMore = false): Promise<void> {
+  if (isMore && older === null) return;
   const asked = search.value;
-  const found = await list<ThreadShape>(`api/v1/threads?limit=100${query}`);
-  if (asked === search.value) threads.value = sorted(found);
+  const query = asked ? `&q=${segment(asked.slice(0, 200))}` : "";
+  const cursor = isMore ? `&cursor=${segment(older!)}` : "";
+  older = null;
+  const path = `api/v1/threads?limit=100${query}${cursor}`;
+  const page = await get<{ items: ThreadShape[]; next_cursor: string | null }>(path);
+  if (asked !== search.value) return;
+  const known = new Set(page.items.map((one) => one.thread_id));
+  const before = isMore ? threads.value.filter((one) => !known.has(one.thread_id)) : [];
+  threads.value = sorted([...before, ...page.items]);
+  older = page.next_cursor;
 }
 
 function changeThread(changed: ThreadShape): void {

@@ -9,7 +9,7 @@ import { Glyph, Icon } from "./icons.tsx";
 import * as page from "./page.ts";
 import { address, open } from "./route.ts";
 import { link } from "./socket.ts";
-import { conversation, search, threads } from "./state.ts";
+import { conversation, loadThreads, search, threads } from "./state.ts";
 import { nextTheme } from "./theme.ts";
 
 const ROW = 50;
@@ -81,7 +81,9 @@ export function Threads() {
         aria-label="Thread list"
         onScroll={(event) => {
           const list = event.currentTarget as HTMLElement;
-          if (list.scrollTop + list.clientHeight > most * ROW - 400) setMost(most + FIRST);
+          if (list.scrollTop + list.clientHeight < list.scrollHeight - 8 * ROW) return;
+          if (most >= threads.value.length) void loadThreads(true).catch(() => undefined);
+          setMost(most + FIRST);
         }}>
         {threads.value.length === 0 && (
           <p class="blank">
