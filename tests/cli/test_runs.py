@@ -393,10 +393,14 @@ def test_a_run_of_a_live_process_is_followed_and_cancelled(url: str) -> None:
     process, run_id = at_work(url)
     follower = started("runs", "events", run_id, "--follow")
     assert "I begin." in finished("runs", "events", run_id).out
+    assert finished("runs", "send", run_id, "and this") == (0, "", "")
+    assert "message_added" in finished("runs", "events", run_id).out
     stopped = finished("runs", "cancel", run_id, "--reason", "enough")
     assert (stopped.code, stopped.out) == (0, f"run {run_id} cancelled: enough\n")
     out, _ = follower.communicate(timeout=90)
     assert out.decode().splitlines()[-1].split()[3] == "run_finished"
+    late = finished("runs", "send", run_id, "too late")
+    assert (late.code, "takes no message: it is cancelled" in late.err) == (1, True)
     process.communicate(timeout=90)
     assert process.returncode == 0
 

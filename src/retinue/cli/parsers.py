@@ -109,6 +109,7 @@ _COMMANDS = {  # the function, what it does, and an example
     "runs answer": ("steering:answer", "answer a question with VALUE: JSON, or else text", "RUN 'the red one'"),
     "runs resume": ("steering:resume", "continue a run whose process has died, or answer several questions", "RUN"),
     "runs cancel": ("steering:cancel", "stop a run, and wait until it has stopped", "RUN --reason 'too slow'"),
+    "runs send": ("steering:send", "give a run at work a message", "RUN 'only the last week'"),
     "runs fork": ("steering:fork", "start a new run that continues as another stood after an event", "RUN --at 12"),
     "serve": ("serve:serve", "serve agents over HTTP", "examples/workspace --db sqlite:///app.db"),
     "worker": (
@@ -160,6 +161,7 @@ _ARGUMENTS = {  # names in _OPTIONS; those joined by | exclude each other
     "runs answer": f"run_id words --db --engine {_CONSENT} {_AGENT_OF_RUN}",
     "runs resume": f"run_id --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "runs cancel": f"run_id --reason --db --engine {_AGENT_OF_RUN}",
+    "runs send": f"run_id message --ns --db --engine {_AGENT_OF_RUN}",
     "runs fork": f"run_id --at --input --db --approve --cancel --engine {_CONSENT} {_AGENT_OF_RUN}",
     "serve": "target --host --port --db --token|--token-file|--no-auth|--user-header --public --shared-files --cors --workers --engine "
     f"--tls-cert --tls-key --rate --max-streams --max-takeovers --grace --grpc-port --a2a-key --push-private --config {_CONSENT} --model "
@@ -469,6 +471,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # where commands differ, by the command
     "budget": _value("BUDGET", "user/day, runtime/hour, agent/month and so on"),
     "folder": _value("DIR", "the folder of the agents (default: this one)", nargs="?"),
     "question": _value("QUESTION", "what to ask, in quotes"),
+    "message": _value("TEXT", "what the model of the run reads with its next request"),
+    "--ns": _value("NS", "for the sub-agent at this namespace, as runs events shows it: tools:c1|tools:c2"),
     "run_id": _value("RUN", "the id of the run; retinue runs list shows them"),
     "target": _value("TARGET", "a folder, or MODULE:ATTR"),
     "task_id": _value("TASK_ID", "the id, or enough of its end to be unique"),

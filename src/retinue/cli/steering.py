@@ -1,4 +1,4 @@
-"""Runs of other processes: answer, resume, cancel and fork them."""
+"""Runs of other processes: answer, resume, message, cancel and fork them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..core.errors import (
     DecisionRefused,
     ExecutionBackendError,
     RunElsewhere,
+    RunEnded,
     UnknownAgent,
     UnknownRun,
 )
@@ -144,6 +145,24 @@ def _parse_json(option: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as exc:
         raise ConfigurationError(f"{option}: {text!r} is not JSON: {exc}") from None
+
+
+async def send(args: argparse.Namespace) -> int:
+    """Give a run at work a message."""
+    url, run_id = database_url(args), args.run_id
+    async with open_database(url) as store:
+        record = await find_run(store, run_id)
+        if record.has_ended:
+            complain(f"run {run_id} takes no message: it is {record.status}")
+            return FAILED
+        runtime = await _runtime_for(store, url, record, args)
+    async with runtime:
+        try:
+            await runtime.send(run_id, args.message, ns=args.ns or ())
+        except (RunEnded, RunElsewhere) as exc:
+            complain(str(exc))
+            return FAILED
+    return COMPLETED
 
 
 async def cancel(args: argparse.Namespace) -> int:
