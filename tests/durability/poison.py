@@ -99,7 +99,7 @@ class Process:
         self._folder, self._command, self.port = folder, command, port
         self.deaths = 0
         self.starts: list[float] = []
-        """The seconds until each start answered."""
+        """The seconds until each start answered, without those in which others had the cores."""
         self.start()
 
     def start(self) -> None:
@@ -111,13 +111,14 @@ class Process:
                 cwd=ROOT,
                 env={**os.environ, FOLDER: str(self._folder)},
             )
-        self.began = time.monotonic()
+        self.began, queued = time.monotonic(), in_queue("self")
         while self.port is not None and not is_ready(self.port):
             need(self.process.poll() is None, f"it died before it answered: {tail(self._folder)}")
             need(time.monotonic() - self.began < DEADLINE, "it does not answer")
             time.sleep(0.01)
         if self.port is not None:
-            self.starts.append(time.monotonic() - self.began)
+            others = in_queue("self") - queued + in_queue(self.process.pid)
+            self.starts.append(time.monotonic() - self.began - others)
 
     def look(self) -> None:
         """Start it again if it has died."""
@@ -129,6 +130,12 @@ class Process:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def in_queue(process: int | str) -> float:
+    """Return the seconds that a process has waited for a core; 0 where the system does not count them."""
+    path = Path(f"/proc/{process}/schedstat")
+    return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
 
 
 def is_ready(port: int) -> bool:
