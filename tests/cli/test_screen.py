@@ -90,16 +90,40 @@ def test_ctrl_c_stops_the_turn_and_the_conversation_goes_on(folder: Path) -> Non
     terminal = chat(folder, "test:slow")
     terminal.type("begin\r")
     terminal.see("I begin.", "Ctrl-C stops")
-    terminal.type("and then this\r")
-    terminal.see("○ after this turn: and then this")
+    terminal.type("/later and then this\r")
+    terminal.see("1 for later")
     terminal.type("\x03")
     terminal.see("⊘ stopped", "› and then this")
     terminal.see("I begin.", "Ctrl-C stops")
     terminal.type("\x03")
-    terminal.see("/help", gone=("Ctrl-C stops",))
+    terminal.see("/help", gone=("◐ assistant", "Ctrl-C"))
     assert terminal.text.count("⊘ stopped") == 2
     terminal.type("\x04")
     assert terminal.end() == 0
+
+
+def test_what_is_typed_while_agents_work_is_read_at_their_next_step(folder: Path) -> None:
+    terminal = chat(folder, "test:writing")
+    terminal.type("write\r")
+    terminal.see("Question 1 of 2")
+    terminal.type("also say hello\r")
+    terminal.see("↳ to assistant: also say hello  sent, not read yet")
+    terminal.type("@nobody there\r")
+    terminal.see("No agent at work is called nobody.", "› @nobody there")
+    terminal.type("\x15")
+    for number in (2, 1):
+        reject(terminal, "no")
+        terminal.see("Question" if number == 2 else "read at step 2", gone=("Why?",))
+    terminal.type("\x03")
+    terminal.see("⊘ stopped")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def reject(terminal: Terminal, reason: str) -> None:
+    terminal.type("\x1br")
+    terminal.see("Why? ›")
+    terminal.type(f"{reason}\r")
 
 
 def test_the_tree_is_opened_read_and_stopped_by_keys(folder: Path) -> None:

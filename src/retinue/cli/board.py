@@ -6,6 +6,7 @@ Pure: it draws nothing and reads no clock.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..core.events import (
@@ -14,6 +15,8 @@ from ..core.events import (
     Event,
     Handoff,
     InferenceFinished,
+    MessageAdded,
+    MessageDropped,
     RunFinished,
     RunStarted,
     StateDelta,
@@ -48,6 +51,19 @@ class Block(NamedTuple):
     """True for an empty line below."""
 
 
+@dataclass
+class Sent:
+    """A message to an agent at work."""
+
+    run_id: str
+    name: str
+    words: str
+    id: str = ""
+    """Of the stored message; empty until its event came."""
+    read_at: int = 0
+    """The step whose request has it."""
+
+
 class Board:
     """One conversation: the turn in progress, and what it has left to say."""
 
@@ -66,6 +82,8 @@ class Board:
         """The tokens that the root's last model call has read and written."""
         self.tasks: dict[str, str] = {}
         """The background tasks that work, by id: their agent."""
+        self._messages: list[Sent] = []
+        """The messages to agents at work, in this turn."""
         self._replies: dict[tuple[str, ...], str] = {}
 
     @property
@@ -92,6 +110,7 @@ class Board:
         self.last_at[event.run_id], self.last_seq = event.at, event.seq
         if type(event) is TaskUpdated:
             return self._task_updated(event)
+        self._note_reading(event)
         run = self.tree.runs.get(event.run_id)
         if run is None:
             return []
@@ -103,10 +122,40 @@ class Board:
             return [Block(rows=said_rows(run.task, self.look))] if run.task else []
         return self._of_root(event, run)
 
+    def sent(self, run_id: str, name: str, words: str) -> None:
+        """Note a message that an agent at work was given."""
+        self._messages.append(Sent(run_id, name, words))
+
+    def _note_reading(self, event: Event) -> None:
+        """Note when a message is read: with the first request after it was accepted."""
+        if isinstance(event, MessageAdded):
+            said = [one for one in self._messages if one.run_id == event.run_id and not one.id]
+            if said:
+                said[0].id = event.message.id or "?"
+        elif isinstance(event, StepStarted):
+            for one in self._messages:
+                if one.run_id == event.run_id and one.id and not one.read_at:
+                    one.read_at = event.step
+        elif isinstance(event, MessageDropped):
+            self._messages = [one for one in self._messages if one.id != event.message_id]
+
+    def message_rows(self) -> list[Row]:
+        """Return the messages to agents at work: whether each is read."""
+        mark = ">" if self.look.ascii else "↳"
+        rows: list[Row] = []
+        for one in self._messages[-4:] if self.works else []:
+            right = f"read at step {one.read_at}" if one.read_at else "sent, not read yet"
+            left = self.look.cut(
+                f"{mark} to {one.name}: {one_line(one.words, 200)}", self.look.columns - len(right) - 2
+            )
+            rows.append([("", left), ("dim", f"  {right}")])
+        return rows
+
     def _begin_turn(self) -> None:
         self.tree, self._open, self._has_spoken = ShownTree(), "", False
         self._printed.clear()
         self.last_at.clear()
+        self._messages.clear()
 
     def _of_root(self, event: Event, run: RunNode) -> list[Block]:
         match event:

@@ -73,8 +73,6 @@ class Screen(View):
         """What the keys belong to: line, tree, question; or what the editor is for: reason, edit, answer, find."""
         self.remark = ""
         self.status: Callable[[], str] = str
-        self.pending: list[Row] = []
-        """Messages that are sent and not read yet."""
         self.stop, self.submit = stop, submit
         self.stop_run: Callable[[str | None], None] = lambda run_id: stop()
         """Stops one run of the tree, by id; None stops the turn."""
@@ -196,12 +194,13 @@ class Screen(View):
         look.asking = frozenset(question.run_id for question in self.asked if question.ticket is None)
         room = size.rows - self._editor_height() - 4
         question = self._question_rows(max(room - 6, 8)) if self.asked else []
-        room -= len(question) + len(self.pending)
+        pending = board.message_rows()
+        room -= len(question) + len(pending)
         look.most = max(min(12, size.rows // 2, room), 1)
         tree = self._tree() if size.rows >= _LEAST_ROWS else self._tree()[:1]
         words = board.open_rows()
         words = words[max(len(words) - max(room - len(tree), 0), 0) :]
-        rows = [*words, *tree, *([[]] if tree else []), *question, *([[]] if question else []), *self.pending]
+        rows = [*words, *tree, *([[]] if tree else []), *question, *([[]] if question else []), *pending]
         return fragments(rows[: max(size.rows - self._editor_height() - 3, 1)])
 
     def _tree(self) -> list[Row]:

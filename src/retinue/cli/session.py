@@ -74,12 +74,9 @@ class Session:
         """Start a run on a new conversation that continues another run as it stood after an event."""
         return await self.runtime.fork(run_id, at=at, input=text)
 
-    async def stop(self, run: Run, run_id: str) -> None:
+    async def stop(self, run: Run, ns: Sequence[str]) -> None:
         """Stop one run below a root; its parent reads a cancelled result and goes on."""
-        async for child in run.children:
-            if child.run_id == run_id:
-                await child.cancel("stopped by you")
-                return
+        await self.runtime.cancel(run.run_id, ns=ns, reason="stopped by you")
 
     def exit_code(self, result: RunResult, interrupt: Interrupt) -> int:
         """Return the exit code of a run, and say what is wrong."""

@@ -18,7 +18,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..core.concurrency import cancel_all, helpers, wait_for_first
 from ..core.decisions import Decision
-from ..core.errors import RetinueError
+from ..core.errors import RetinueError, RunEnded
 from ..core.messages import Message, Role
 from ..core.runs import RunResult, Usage
 from ..models.profiles import profile
@@ -147,7 +147,6 @@ class Talk:
             self.screen.note(str(exc))
         finally:
             self.run_now, self.screen.remark = None, ""
-            self.screen.pending.clear()
 
     async def _stop_on_signal(self) -> None:
         await self.interrupt.wait()
@@ -185,14 +184,24 @@ class Talk:
             self.spawn(self.send(text.strip()))
 
     async def send(self, text: str) -> None:
-        """Keep a message for after the turn."""
-        self.later.append(text)
-        self.screen.pending.append(self._later_row(text))
+        """Give a message to the agent at work that `@name` names, or to the root. If its run has ended, it is the next turn."""
+        named, board, run = _TO.fullmatch(text), self.screen.board, self.run_now
+        target = board.root if named is None else board.find(named[1])
+        if named is not None and target is None:
+            self.screen.note(f"No agent at work is called {one_line(named[1], 40)}. Your words are in the line.")
+            self.screen.buffer.insert_text(text)
+            return
+        words = text if named is None else named[2]
+        if run is None or target is None:
+            self._typed.put_nowait(words)
+            return
+        try:
+            await self.session.runtime.send(run.run_id, words, ns=target.ns)
+        except RunEnded:  # meanwhile: it is the next turn
+            self._typed.put_nowait(words)
+            return
+        board.sent(target.run_id, target.label, words)
         self.screen.stale(now=True)
-
-    def _later_row(self, words: str) -> Row:
-        mark = "." if self.screen.look.ascii else "○"
-        return [("dim", self.screen.look.cut(f"{mark} after this turn: {one_line(words, 100)}", 77))]
 
     # --- stopping
 
@@ -215,7 +224,7 @@ class Talk:
             return
         node = self.screen.board.tree.runs.get(run_id)
         if node is not None:
-            self.spawn(self.session.stop(self.run_now, run_id))
+            self.spawn(self.session.stop(self.run_now, node.ns))
 
     # --- what is shown
 
