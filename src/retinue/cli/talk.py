@@ -57,7 +57,7 @@ class Talk:
         self._typed: asyncio.Queue[str] = asyncio.Queue()
         self._left = asyncio.Event()
         self._stopper = Interrupt()
-        self._stopped_at = 0.0
+        self._stopped_at = -_TWICE
         self._jobs: set[asyncio.Task[Any]] = set()
         self.screen = Screen(
             sys.stdout,
@@ -127,7 +127,7 @@ class Talk:
 
     async def turn(self, text: str) -> None:
         """Have the agent answer a text."""
-        self.screen.remark = ""
+        self.screen.remark, self._stopped_at = "", -_TWICE
         try:
             run = await self._start(text)
             self.run_now = run
