@@ -388,8 +388,8 @@ def pack_rows_by(patch: pytest.MonkeyPatch, rows: int) -> None:
 
 
 def pack_logs_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Rewrite only logs of up to so many bytes."""
-    patch.setattr("retinue.storage.packer.MOST_PACKED", size)
+    """Rewrite only logs of up to so many bytes of streamed text."""
+    patch.setattr("retinue.storage.cold.MOST_STREAMED", size)
 
 
 def replace_packing(patch: pytest.MonkeyPatch, pack: Callable[[str, Any], Any]) -> None:

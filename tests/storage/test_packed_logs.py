@@ -303,7 +303,7 @@ async def test_a_log_that_cannot_be_read_stays_as_it_is(store: SqlStore, caplog:
 async def test_a_large_log_stays_as_it_is(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await put(store, Program(4))
     before = await everything(store, "r1")
-    inside.pack_logs_up_to(monkeypatch, 100)
+    inside.pack_logs_up_to(monkeypatch, 10)
     packer = Packer(store)
     for _ in range(2):
         await packer.sweep()

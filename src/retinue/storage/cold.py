@@ -113,10 +113,19 @@ class _Delta(Struct, gc=False, array_like=True):
     at: float
 
 
+MOST_STREAMED = 8_000_000
+"""Bytes of streamed text of a log that is packed. The packer and the readers of packs hold a stream whole."""
+
+
+class TooLarge(Exception):
+    """A log has so much streamed text that it stays as it was written."""
+
+
 class _Texts:
     """The streams of a log, joined over all its rows."""
 
     def __init__(self) -> None:
+        self._size = 0
         self.heads: dict[bytes, int] = {}
         self._pieces: list[list[bytes]] = []
 
@@ -128,7 +137,10 @@ class _Texts:
             if number == len(self._pieces):
                 self._pieces.append([])
             self._pieces[number].append(text)
+            self._size += len(text)
             own.append(number)
+        if self._size > MOST_STREAMED:
+            raise TooLarge
         columns = row.columns
         deltas = zip(from_planes(columns.order), from_planes(columns.lengths), times_of(columns.at), strict=True)
         for seq, (number, length, at) in enumerate(deltas, row.first):
@@ -144,7 +156,8 @@ def rewrite(
 ) -> Rewritten:
     """Rewrite the rows of a log, in order, and columns of JSON that say the same texts.
 
-    `threads` has messages that the log may refer to: by thread the place of the first, and all as JSON.
+    `threads` has messages that the log may refer to: by thread the place of the first, and all as JSON. Raise TooLarge before
+    much of the log is held.
     """
     finder, texts = Finder(threads), _Texts()
     items: list[_Item | _Delta] = []

@@ -39,8 +39,6 @@ SHARE = 0.05
 """The share of the time that the packer works."""
 AT_CLOSE = 1.0
 """Seconds for which a process that closes goes on packing the logs that it has ended."""
-MOST_PACKED = 16_000_000
-"""Bytes of a log that is packed. The packer and the readers of packs hold texts whole, so a larger log stays as it is."""
 _PAGE = 100
 _ROWS_AT_ONCE = 100
 _MOST_PACKS = 1_000
@@ -58,8 +56,6 @@ class _Log(Struct):
     rows: list[Any]
     runs: list[Any]
     threads: Mapping[str, tuple[int, Sequence[bytes]]]
-    size: int = 0
-    """The bytes of its rows."""
 
 
 class Packer:
@@ -116,12 +112,12 @@ class Packer:
         """Rewrite a log that has ended, unless that is done."""
         database = self._store.database
         log = await database.read(partial(_read, log_id=log_id))
-        if log is not None and log.size > MOST_PACKED:
-            self._kept.add(log_id)
-            return
         if log is not None:
             try:
                 rewritten = await asyncio.to_thread(_rewrite, log)
+            except cold.TooLarge:
+                self._kept.add(log_id)
+                return
             except UNREADABLE as exc:
                 _log.error("the log of run %s cannot be packed, and stays as it is: %s", log_id, exc)
                 self._kept.add(log_id)
@@ -155,8 +151,6 @@ def _read(link: Link, log_id: str) -> _Log | None:
         "SELECT seq, sub, kind, held, body, private FROM events WHERE log_id = ? ORDER BY seq, sub",
         log_id,
     )
-    if (size := sum(len(expand(row[4])) for row in rows if row[4] is not None)) > MOST_PACKED:
-        return _Log([], [], {}, size)
     runs = link.run("SELECT run_id, request, result FROM runs WHERE log_id = ? ORDER BY run_id", log_id)
     threads: dict[str, tuple[int, Sequence[bytes]]] = {}
     for thread_id, first in _threads_of(rows).items():
@@ -167,7 +161,7 @@ def _read(link: Link, log_id: str) -> _Log | None:
         if packs:
             messages = [message for _, held, body in packs for message in unpack_messages(body, held)]
             threads[thread_id] = packs[0][0] - packs[0][1] + 1, messages
-    return _Log(rows, runs, threads, size)
+    return _Log(rows, runs, threads)
 
 
 def _threads_of(rows: Sequence[Any]) -> dict[str, int]:
