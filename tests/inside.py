@@ -497,6 +497,11 @@ def add_provider(patch: pytest.MonkeyPatch, name: str, module: str) -> None:
     patch.setitem(registry._PROVIDERS, name, module)
 
 
+async def end_lease_of_slots(table: Any, owner: str) -> None:
+    """Let the lease of an owner of slots of a gate run out now."""
+    await table._database.change("UPDATE gate_slots SET seen_until = 0 WHERE owner = ?", owner, key=owner)
+
+
 def provider_names() -> set[str]:
     """Return the names that telemetry gives to providers."""
     from retinue.telemetry import conventions

@@ -17,6 +17,7 @@ from retinue.core.gate import Account, GateTable, LocalGateTable
 from retinue.storage.stores import open_store
 from tests.models.gated import Process, Provider
 
+from .. import inside
 from ..databases import TestServer
 from ..prepared import PYTHON
 from ..waiting import until
@@ -124,8 +125,7 @@ async def test_the_slots_of_a_dead_process_come_back(kind: str, tmp_path: Path, 
             process.send_signal(signal.SIGKILL)
         gate = await one.id_of(ACCOUNT, "openai:m")
         assert await one.hold(gate, "heir", 0, 6, 6) == 0
-        database: Any = one
-        await database._database.change("UPDATE gate_slots SET seen_until = 0 WHERE owner = ?", "doomed", key=gate)
+        await inside.end_lease_of_slots(one, "doomed")
         assert await one.hold(gate, "heir", 0, 6, 6) == 6
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 from ..core.concurrency import Jobs, wait_for_first
 from ..core.errors import ModelError, ModelRateLimited, ModelUnavailable, StoreError
 from ..core.gate import SLOT_LEASE, Account, GateRow, GateTable, LocalGateTable, Rate, Wait, WaitReason
-from .limits import START, Facts, Limits, Sent, decode_facts, encode_facts
+from .limits import Facts, Limits, Sent, decode_facts, encode_facts
 
 _log = logging.getLogger(__name__)
 
@@ -121,11 +121,8 @@ class Gate:
     def __init__(self, account: Account, scope: str, rate: Rate, table: GateTable, owner: str) -> None:
         self.account, self._scope, self.table, self.owner = account, scope, table, owner
         self.id, self._row, self._offset, self._looked_at = "", GateRow(), 0.0, -inf
-        # Other processes may begin at the same moment.
-        self.limits, self.line = (
-            Limits(rate, owner, START if isinstance(table, LocalGateTable) else START // 2),
-            _Line(),
-        )
+        is_shared = not isinstance(table, LocalGateTable)
+        self.limits, self.line = Limits(rate, owner, is_shared=is_shared), _Line()
         if (urlsplit(account.origin).hostname or "") in _THIS_MACHINE:
             self.limits.quiet = _NEAR
         self._times: deque[float] = deque()
@@ -151,6 +148,11 @@ class Gate:
         return sent.epoch != self.limits.epoch or self.now() - sent.at > STALE
 
     # --- requests that come, and go
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if a limit on tokens is known."""
+        return self.limits.given.tokens_per_minute is not None or self.limits.facts.token_rate > 0
 
     def arrive(self) -> int:
         self._arrived += 1

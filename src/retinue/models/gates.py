@@ -93,7 +93,9 @@ class Passage:
         self, gate: Gate, caller: Caller, request: ModelRequest, pauses: Pauses, after: float | None = None
     ) -> None:
         self._gate, self._caller, self._pauses, self._after = gate, caller, pauses, after
-        self._place, self._tokens = gate.arrive(), _tokens_of(request)
+        self._place, self._tokens = gate.arrive(), _ANSWER * 1.0
+        if gate.counts_tokens:  # estimating takes time in long conversations
+            self._tokens = _tokens_of(request)
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
         self._refused_at: float | None = None

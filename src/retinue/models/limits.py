@@ -22,6 +22,8 @@ START = 8
 """Requests that an unknown account gets at first. While nothing is refused, the number doubles after each quiet moment."""
 QUIET = 0.1
 """Seconds without a refusal that make a moment quiet."""
+_UNHEARD = 0.25
+"""The same where other processes may send too, and answers are still to begin."""
 OPEN = 512
 """Requests in one second without a refusal after which an account counts as unlimited."""
 MARGIN = 0.98
@@ -86,9 +88,11 @@ class Told(Struct, frozen=True):
 
 def told_by(headers: Mapping[str, str], kind: str) -> Told | None:
     """Return the limit on "requests" or "tokens" that headers tell; None if they tell none or contradict themselves."""
-    for limit, remaining, reset in _names(kind):
+    for limit, remaining, reset in _NAMES[kind]:
+        if (most := headers.get(limit)) is None:
+            continue
         try:
-            told = Told(float(headers[limit]), float(headers[remaining]), _seconds(headers[reset]))
+            told = Told(float(most), float(headers[remaining]), _seconds(headers[reset]))
         except (KeyError, ValueError, OverflowError):
             continue
         if 0 < told.limit < inf and 0 <= told.remaining <= told.limit and 0 <= told.reset <= _DAY:
@@ -97,22 +101,16 @@ def told_by(headers: Mapping[str, str], kind: str) -> Told | None:
 
 
 def _names(kind: str) -> list[tuple[str, str, str]]:
-    names = [
-        (f"x-ratelimit-limit-{kind}", f"x-ratelimit-remaining-{kind}", f"x-ratelimit-reset-{kind}"),
-        *[
-            (
-                f"anthropic-ratelimit-{one}-limit",
-                f"anthropic-ratelimit-{one}-remaining",
-                f"anthropic-ratelimit-{one}-reset",
-            )
-            for one in (kind, f"input-{kind}")
-        ],
-    ]
-    return (
-        [*names, ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")] if kind == "requests" else names
-    )
+    fields, found = ("limit", "remaining", "reset"), list[tuple[str, ...]]()
+    found.append(tuple([f"x-ratelimit-{field}-{kind}" for field in fields]))
+    for one in (kind, f"input-{kind}"):
+        found.append(tuple([f"anthropic-ratelimit-{one}-{field}" for field in fields]))
+    if kind == "requests":
+        found.append(tuple([f"x-ratelimit-{field}" for field in fields]))
+    return [(limit, remaining, reset) for limit, remaining, reset in found]
 
 
+_NAMES = {kind: _names(kind) for kind in ("requests", "tokens")}
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
 
@@ -156,8 +154,9 @@ class Sent(Struct, eq=False):
 class Limits:
     """The limits of one account as one process knows them, and how it learns more of them."""
 
-    def __init__(self, given: Rate, owner: str, start: int = START) -> None:
-        self.given, self._owner, self._start = given, owner, start
+    def __init__(self, given: Rate, owner: str, *, is_shared: bool = False) -> None:
+        self.given, self._owner, self.is_shared = given, owner, is_shared
+        self._start = START // 2 if is_shared else START  # other processes may begin at the same moment
         self.facts = Facts()
         self.epoch = 0
         self.in_flight: set[Sent] = set()
@@ -168,9 +167,9 @@ class Limits:
         self._distrusted_until, self._remaining = -inf, 0.0
         self._recent: deque[Sent] = deque()
         """The requests of the last second."""
-        self._trial_at, self._trial_sent, self._proven = -inf, 0, start
-        self._stage, self._heard_at = (0, -inf), -inf
-        """How often the number of requests was doubled in this second, and the last request before that; the last answer."""
+        self._trial_at, self._trial_sent, self._proven = -inf, 0, self._start
+        self._doublings, self._heard_at = 0, -inf
+        """How often the first number of requests was doubled in this second, and when the last answer began."""
         self.quiet = QUIET
         """Seconds after which a refusal would have come, if answers come too."""
 
@@ -205,18 +204,28 @@ class Limits:
             return now
         if now - self._trial_at >= 1.0:
             self._proven = max(self._proven, self._trial_sent)
-            self._trial_at, self._trial_sent, self._stage = now, 0, (0, now)
-        doublings = max(0, ceil(log2((self._trial_sent + 1) / self._proven)))
-        if doublings > self._stage[0]:  # more than before: once a refusal of those before would have come
-            self._stage = (doublings, self._recent[-1].at)
-        stage, began = self._stage
-        if doublings < stage or stage == 0:
+            self._trial_at, self._trial_sent, self._doublings = now, 0, 0
+        if not self._wants_more():
             return max(self._trial_at, now)
-        return began + (self.quiet if self._heard_at >= began else QUIET)
+        last = self._recent[-1].at
+        if not self.in_flight:  # one call after another is no burst
+            at = now
+        elif self.is_shared and not all(sent.was_heard for sent in self.in_flight):
+            at = last + _UNHEARD
+        else:
+            at = last + (self.quiet if self._heard_at >= last else QUIET)
+        return max(at, now)
+
+    def _wanted(self) -> int:
+        """Return how often the first number of requests must be doubled for one more in this second."""
+        return max(0, ceil(log2((self._trial_sent + 1) / self._proven)))
+
+    def _wants_more(self) -> bool:
+        return self._wanted() > self._doublings
 
     def is_doubling(self, now: float) -> bool:
         """Return whether an account without known limits is about to get more requests than before."""
-        return self._proven < OPEN and self._trial_sent >= self._start and now - self._trial_at < 1.0
+        return self._proven < OPEN and now - self._trial_at < 1.0 and self._wants_more()
 
     def free_at(self, now: float) -> float:
         """Return when one more request may be under way: now, at a time, or `inf` for when one ends."""
@@ -234,6 +243,7 @@ class Limits:
         is_probe = self.parallel is not None and len(self.in_flight) >= self.parallel
         if is_probe:
             self._probed_at = now
+        self._doublings = max(self._doublings, self._wanted())
         self._sent += 1
         sent = Sent(
             at=now, number=self._sent, epoch=self.epoch, is_probe=is_probe, tokens=tokens, is_reserved=is_reserved
@@ -264,7 +274,7 @@ class Limits:
     def begin_trial(self, now: float) -> None:
         """Forget what was learned: the provider was down, or is not known."""
         self.facts = Facts() if not self.facts.is_told else self.facts
-        self.parallel, self._proven, self._trial_at, self._trial_sent, self._stage = None, self._start, now, 0, (0, now)
+        self.parallel, self._proven, self._trial_at, self._trial_sent, self._doublings = None, self._start, now, 0, 0
         self.epoch += 1
 
     def learn_told(self, headers: Mapping[str, str], sent: Sent, now: float) -> tuple[Facts, float, float] | None:
