@@ -88,6 +88,13 @@ class Terminal:
             assert time.monotonic() < end, f"{texts} and not {gone} expected on\n{self.text}"
             self._read(0.2)
 
+    def see_times(self, text: str, times: int) -> None:
+        """Wait until the person can find a text so many times."""
+        end = time.monotonic() + PATIENCE
+        while self.text.count(text) < times:
+            assert self._is_open and time.monotonic() < end, f"{text!r} expected {times} times on\n{self.text}"  # noqa: PT018
+            self._read(0.2)
+
     def sees_soon(self, text: str) -> bool:
         """Look for a while, as a person does before a key is pressed again."""
         end = time.monotonic() + 0.4

@@ -94,10 +94,9 @@ def test_ctrl_c_stops_the_turn_and_the_conversation_goes_on(folder: Path) -> Non
     terminal.see("1 for later")
     terminal.type("\x03")
     terminal.see("⊘ stopped", "› and then this")
-    terminal.see("I begin.", "Ctrl-C stops")
+    terminal.see_times("I begin.", 2)
     terminal.type("\x03")
-    terminal.see("/help", gone=("◐ assistant", "Ctrl-C"))
-    assert terminal.text.count("⊘ stopped") == 2
+    terminal.see_times("⊘ stopped", 2)
     terminal.type("\x04")
     assert terminal.end() == 0
 
