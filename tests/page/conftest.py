@@ -11,8 +11,9 @@ from playwright.sync_api import Browser, sync_playwright
 from .browsing import CHROMIUM, ROOT, Server, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser for the tests of one module: while Playwright runs, no other test of this process can have an event loop."""
     assert CHROMIUM is not None, "the tests of the page need Debian's Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
