@@ -62,6 +62,21 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+    def spans(self, row: int) -> list[tuple[int, str, str, str]]:
+        """Return a row as pieces of one colour: column, text, colour, and weight as SVG has it."""
+        found: list[tuple[int, str, str, str]] = []
+        line = self._screen.buffer[row]
+        for at in range(self._columns):
+            cell = line[at]
+            if cell.data == " ":
+                continue
+            look = (cell.fg, ' font-weight="bold"' * cell.bold)
+            if found and found[-1][2:] == look and found[-1][0] + len(found[-1][1]) == at:
+                found[-1] = (found[-1][0], found[-1][1] + cell.data, *look)
+            else:
+                found.append((at, cell.data, *look))
+        return found
+
     def _read(self, seconds: float) -> None:
         if not self._is_open:
             return

@@ -33,9 +33,9 @@ from .rows import Look, money, total_usage, what_it_did
 from .text import complain, count, program
 from .view import View
 
-INTRODUCTION = (
-    "Scripted models: no key, no network, no language model. Processes, database, kill -9 and recovery are real."
-)
+INTRODUCTION = """\
+Scripted models: no key, no network, no language model.
+The processes, the database, kill -9 and the recovery are real."""
 PATIENCE = 3.0
 """Seconds in which a person may answer; then the demo does."""
 TOKEN = secrets.token_urlsafe(12)
