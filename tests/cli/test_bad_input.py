@@ -22,19 +22,32 @@ ON_RUNS = [
     ["runs", "deny", "run_x", "call_1"],
     ["runs", "answer", "run_x", "yes"],
     ["runs", "resume", "run_x"],
+    ["runs", "send", "run_x", "more"],
     ["runs", "cancel", "run_x"],
     ["runs", "fork", "run_x", "--at", "1"],
 ]
 SERVE = ["serve", ".", "--port", "0"]
 ON_TOKENS = [["tokens", "add", "ann"], ["tokens", "list"], ["tokens", "revoke", "token_x"]]
 ON_TASKS = [["tasks", "show", "task_x"], ["tasks", "wait", "task_x"], ["tasks", "cancel", "task_x"]]
+ON_BUDGETS = [["budgets", "list"], ["budgets", "set", "user/day", "--cost", "1"], ["budgets", "reset", "user/day"]]
 ON_DATABASE = [["db", "check"], ["db", "migrate"], ["db", "prune", "--older-than", "1d"]]
-WITH_DATABASE = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, ["runs", "list"], *ON_RUNS, *ON_TOKENS, *ON_DATABASE, SERVE]
+WITH_DATABASE = [
+    RUN,
+    CHAT,
+    ["tasks", "list"],
+    *ON_TASKS,
+    ["runs", "list"],
+    *ON_RUNS,
+    *ON_TOKENS,
+    *ON_BUDGETS,
+    *ON_DATABASE,
+    SERVE,
+]
 AGENTS = [["agents", "list"], ["agents", "validate"]]
 ON_ENGINE = [["worker", "."], ["queues"]]
 ALL = [*WITH_DATABASE, *AGENTS, *ON_ENGINE, ["demo"], ["replay", "x"]]
-NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "db")]
-CREATING = [RUN, CHAT, SERVE, ["tokens", "add", "ann"], ["db", "migrate"]]
+NEEDS_DATABASE = [command for command in WITH_DATABASE if command[0] in ("runs", "tokens", "budgets", "db")]
+CREATING = [RUN, CHAT, SERVE, ["tokens", "add", "ann"], ON_BUDGETS[1], ["db", "migrate"]]
 """Commands that make the database they are given."""
 SINGLE = ("run", "chat", "serve", "worker", "queues", "demo", "replay")
 IN_FOLDER = [RUN, CHAT, ["tasks", "list"], *ON_TASKS, *AGENTS]
@@ -90,7 +103,7 @@ def test_a_missing_argument(cli: Cli, command: list[str]) -> None:
         (["rnu"], "unknown command 'rnu'; did you mean run? see retinue --help"),
         (
             ["fly"],
-            "unknown command 'fly'; choose from run, chat, replay, agents, tasks, runs, serve, worker, queues, tokens, db, demo; see retinue --help",
+            "unknown command 'fly'; choose from run, chat, replay, agents, tasks, runs, serve, worker, queues, tokens, budgets, db, demo; see retinue --help",
         ),
         (["tasks", "lst"], "unknown action 'lst'; did you mean list? see retinue tasks --help"),
         (["runs", "list", "--status", "runing"], "--status: unknown value 'runing'; did you mean running?"),

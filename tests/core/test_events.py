@@ -18,7 +18,7 @@ from retinue.testing import ScriptedModel, call, say, think
 KINDS = """run_started run_finished step_started step_finished text_delta reasoning_delta tool_call_started
 tool_call_args_delta tool_call_ready tool_call_finished tool_call_stream_delta tool_call_resumed inference_waiting inference_finished
 state_snapshot state_delta messages_snapshot activity_snapshot activity_delta child_started child_finished task_updated
-handoff compacted cache_prefix_changed custom error""".split()
+handoff compacted cache_prefix_changed budget_warning message_added message_dropped custom error""".split()
 
 
 def test_the_kinds_are_the_documented_ones() -> None:

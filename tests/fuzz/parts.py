@@ -35,7 +35,7 @@ from retinue.messages import DataPart
 from retinue.models import CallChunk, ReasoningChunk, TextChunk, TurnEnd
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.chat import ChatWire
-from retinue.models.http import Endpoint, HttpClient
+from retinue.models.http import Endpoint, Heard, HttpClient
 from retinue.models.responses import ResponsesWire
 from retinue.models.wire import WireModel
 from retinue.plugins import Plugin
@@ -339,7 +339,7 @@ class _Canned(HttpClient):
         super().__init__(Endpoint("fuzz:model", "http://localhost", {}))
         self.data, self.size = data, size
 
-    async def post(self, path: str, body: bytes, is_done: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def post(self, path: str, body: bytes, is_done: Callable[[], bool], heard: Heard) -> AsyncIterator[bytes]:
         for place in range(0, len(self.data), self.size):
             await asyncio.sleep(0)  # as from a socket
             yield self.data[place : place + self.size]

@@ -116,8 +116,10 @@ class Recorder:
         self.wishes: list[Wish] = []
         self.history = before.history if before else None
         self._stored = len(self.entries)
-        self._write, self._put = store.write, store.put_wish
-        store.write, store.put_wish = self.write, self.put_wish
+        self._request = before.request if before else None
+        """Of the root run: the packer removes it from the store once the log has ended."""
+        self._write, self._put, self._begin = store.write, store.put_wish, store.begin_run
+        store.write, store.put_wish, store.begin_run = self.write, self.put_wish, self.begin_run
 
     def append(self, row: LogRow) -> None:
         self.entries.append(Entry(row, dict(self._tasks.records) if self._tasks is not None else {}))
@@ -129,17 +131,20 @@ class Recorder:
         self.batches.append((self._stored, kept))
         return self._write(batch)
 
+    def begin_run(self, record: RunRecord, request: bytes, *args: Any, **options: Any) -> Any:
+        self._request = self._request or request
+        return self._begin(record, request, *args, **options)
+
     async def put_wish(self, wish: Wish) -> None:
         self.wishes.append(wish)
         await self._put(wish)
 
     async def tape(self, run_id: str) -> Tape:
         record = await self.store.load_run(run_id)
-        request = await self.store.read_request(run_id)
         assert record is not None
-        assert request is not None
+        assert self._request is not None
         begun = RunRecord(identity=record.identity, started_at=record.started_at, log_id=run_id)
-        return Tape(begun, request, self.entries, self.batches, self.history)
+        return Tape(begun, self._request, self.entries, self.batches, self.history)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ BODIES: dict[str, Any] = {
     "Decisions": {"decisions": {"pay_1": {"action": "resume", "payload": {"approved": True}}}},
     "PatchThread": {"title": "x"},
     "ForkRun": {"after": 1, "input": "x"},
+    "SendMessages": {"input": "x"},
     "TaskSubmission": {"task_id": "errand-2", "agent_id": "boss", "input": "go", "context": {}},
 }
 """Bodies that would do something; others are empty."""
