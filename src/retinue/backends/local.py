@@ -478,7 +478,11 @@ def _restore_text(sink: Sink | None, state: RunState) -> None:
 def _child_started(request: RunRequest, ns: Namespace) -> ChildStarted:
     """Return the event of a child's start. It describes what the child is asked: its last user message, or the beginning."""
     identity = request.identity
-    said = next((message.text for message in reversed(request.messages) if message.role is Role.USER), "")
+    said = ""
+    for message in reversed(request.messages):
+        if message.role is Role.USER:
+            said = message.text
+            break
     return ChildStarted(
         call_id=identity.parent_tool_call_id or "",
         child_run_id=identity.run_id,

@@ -95,21 +95,42 @@ def is_shown(receipt: Receipt, when: Receipts) -> bool:
 
 def merged(receipts: Sequence[Receipt], *, children: int = 0) -> Receipt:
     """Return the receipt of a run, the first one, with those of `children` runs below it."""
-    first, below = receipts[0], receipts[1:]
+    first = receipts[0]
+    calls = failed = files_changed = shell = open_tasks = not_completed = 0
+    failures: list[Failure] = []
+    approvals: list[Approval] = []
+    limits: list[str] = []
+    files: list[str] = []
+    remote: list[str] = []
+    for place, one in enumerate(receipts):
+        calls += one.calls
+        failed += one.failed
+        files_changed += one.files_changed
+        shell += one.shell
+        open_tasks += one.open_tasks
+        not_completed += one.not_completed
+        if place:
+            children += one.children
+            not_completed += one.status != "completed"
+            remote += one.remote if one.reported_by is None else (one.reported_by, *one.remote)
+        failures += one.failures
+        approvals += one.approvals
+        limits += one.limits
+        files += one.files
     return replace(
         first,
-        calls=sum([one.calls for one in receipts]),
-        failed=sum([one.failed for one in receipts]),
-        failures=tuple([each for one in receipts for each in one.failures][:MOST_FAILURES]),
-        approvals=tuple([each for one in receipts for each in one.approvals][:MOST_NAMES]),
-        limits=_distinct([each for one in receipts for each in one.limits]),
-        files=_distinct([each for one in receipts for each in one.files]),
-        files_changed=sum([one.files_changed for one in receipts]),
-        shell=sum([one.shell for one in receipts]),
-        open_tasks=sum([one.open_tasks for one in receipts]),
-        children=children + sum([one.children for one in below]),
-        not_completed=sum([one.not_completed for one in receipts]) + sum([one.status != "completed" for one in below]),
-        remote=_distinct([each for one in below for each in (one.reported_by, *one.remote) if each is not None]),
+        calls=calls,
+        failed=failed,
+        failures=tuple(failures[:MOST_FAILURES]),
+        approvals=tuple(approvals[:MOST_NAMES]),
+        limits=_distinct(limits),
+        files=_distinct(files),
+        files_changed=files_changed,
+        shell=shell,
+        open_tasks=open_tasks,
+        children=children,
+        not_completed=not_completed,
+        remote=_distinct(remote),
     )
 
 
@@ -158,7 +179,7 @@ def cleaned(text: str) -> str:
 
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))[:MOST_NAMES]
+    return tuple(dict.fromkeys(names))[:MOST_NAMES] if names else ()
 
 
 # --- the line that a model reads

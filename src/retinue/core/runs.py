@@ -264,8 +264,10 @@ class Limits(
 
     def narrowed(self, other: Limits | None) -> Limits:
         """Return the lower of each limit of both. One that is set in neither stays so."""
-        if other is None:
+        if other is None or other == NO_LIMITS:
             return self
+        if self == NO_LIMITS:
+            return other
         found: dict[str, Any] = {}
         for name in self.__struct_fields__:
             given = [one for one in (self.get(name), other.get(name)) if one is not None]

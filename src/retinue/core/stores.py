@@ -58,9 +58,12 @@ _NOT_IN_TITLES = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 def title_of(messages: Iterable[Message]) -> str:
     """Return the title of a conversation: the beginning of the first text that its user has sent, as one line."""
-    sent = (message.text[: 8 * TITLE] for message in messages if message.role is Role.USER)
-    lines = (" ".join(_NOT_IN_TITLES.sub(" ", text).split()) for text in sent)
-    return next((line for line in lines if line), "")[:TITLE]
+    for message in messages:
+        if message.role is Role.USER:
+            line = " ".join(_NOT_IN_TITLES.sub(" ", message.text[: 8 * TITLE]).split())
+            if line:
+                return line[:TITLE]
+    return ""
 
 
 class LogSummary(Struct, frozen=True, kw_only=True, gc=False):

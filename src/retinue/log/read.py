@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, cast
 
 from msgspec import Struct, field
 
@@ -25,8 +25,8 @@ LOOK_AGAIN = 5.0
 MOST = 1000
 """Events that are taken at once."""
 
-Until = Callable[[Event], bool]
-"""Returns True for the last event that is wanted."""
+Until = Callable[[RunFinished], bool]
+"""Returns True for the end of a run after which no event is wanted."""
 
 
 class Reader(Protocol):
@@ -257,12 +257,12 @@ def of_run(events: Sequence[Event], run_id: str) -> Sequence[Event]:
 
 def leg_of(run_id: str) -> Until:
     """Return a test for the end of the present leg of a run."""
-    return lambda event: event.__class__ is RunFinished and event.run_id == run_id
+    return lambda event: event.run_id == run_id
 
 
 def end_of(run_id: str) -> Until:
     """Return a test for the end of a run for good: not while it waits for a human."""
-    return lambda event: isinstance(event, RunFinished) and event.run_id == run_id and not event.status.is_waiting
+    return lambda event: event.run_id == run_id and not event.status.is_waiting
 
 
 async def read_until(
@@ -272,7 +272,7 @@ async def read_until(
     *,
     notices: bool = False,
 ) -> AsyncGenerator[Event]:
-    """Yield events up to the one at which to stop, up to the end of the log, or until `idle` once all were given.
+    """Yield events up to the `run_finished` at which to stop, up to the end of the log, or until `idle` once all were given.
 
     With `notices`, also yield why nothing comes.
     """
@@ -281,7 +281,7 @@ async def read_until(
             batch = await reader.take()
             for event in batch:
                 yield event
-                if stop is not None and stop(event):
+                if event.__class__ is RunFinished and stop is not None and stop(cast("RunFinished", event)):
                     return
             if batch:
                 continue

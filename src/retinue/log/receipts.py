@@ -131,7 +131,7 @@ def receipt_of(tree: LogState, run: RunState, ending: Ending | None = None) -> R
 
 def _own(tree: LogState, run: RunState, ending: Ending | None) -> Receipt:
     ending = ending or run.ending
-    status = run.status if ending is None else ending.status
+    status = str(run.status if ending is None else ending.status)
     termination = "" if ending is None else ending.termination
     is_limit = termination.startswith(_LIMITS) or termination in ("max_steps", RunStatus.TIMEOUT)
     open_tasks = 0
@@ -139,10 +139,10 @@ def _own(tree: LogState, run: RunState, ending: Ending | None) -> Receipt:
         open_tasks = sum([task.run_id == run.run_id and task.is_open for task in tree.tasks.values()])
     if (tally := run.tally) is None:
         limits = (termination,) if is_limit else ()
-        return Receipt(status=status.value, steps=run.step, limits=limits, open_tasks=open_tasks)
+        return Receipt(status=status, steps=run.step, limits=limits, open_tasks=open_tasks)
     limits = (*tally.limits, termination) if is_limit and termination not in tally.limits else tally.limits
     return Receipt(
-        status=status.value,
+        status=status,
         steps=run.step,
         calls=tally.calls,
         failed=tally.failed,

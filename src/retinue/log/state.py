@@ -370,6 +370,8 @@ class LogState:
     def note_calls(self, run: RunState, call_ids: Iterable[str]) -> None:
         """Note the ids of new calls of a run. Only the fold calls this."""
         call_ids = tuple(call_ids)
+        if run.used_call_ids.issuperset(call_ids):  # the model has streamed their starts
+            return
         run.used_call_ids.update(call_ids)
         above = self.parent_of(run)
         while above is not None:
@@ -394,6 +396,9 @@ class LogState:
     def summary(self) -> LogSummary:
         """Return what lists of threads show of a log whose root has begun. It takes time for each run that is open."""
         root = next(iter(self.runs.values()))
+        if not self.open and not self.tasks:
+            status = "completed" if root.status in (RunStatus.COMPLETED, RunStatus.CANCELLED) else "failed"
+            return LogSummary(status=status, usage=root.total)
         questions = sum(self._questions_of(run) for run in self.open.values())
         if questions or root.waits:
             status = "waiting"

@@ -27,6 +27,8 @@ async def admit_call(x: Execution, request: ModelRequest) -> Ending | None:
     """Admit a model call; return an ending if it would pass a limit, or if no budget is left for it."""
     if x.is_limited and x.state.last_call is NO_USAGE and (ending := await _refuse_first(x, request)) is not None:
         return ending
+    if x.spending is None and not x.resolver.budgets.may_apply():
+        return None
     return await hold_call(x, request)
 
 

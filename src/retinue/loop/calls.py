@@ -435,7 +435,7 @@ def end_call(x: Execution, call: CallState, outcome: CallOutcome, fields: Mappin
         text = _shorten(text, limit, x.kept.pop(made.id, ""))
         parts = (TextPart(text), *[part for part in parts if not isinstance(part, TextPart)])
     parts = parts or ((TextPart(text),) if text else ())
-    if status is not CALL_SUSPENDED and (left := _left_waiting(x, call)):
+    if call.children and status is not CALL_SUSPENDED and (left := _left_waiting(x, call)):
         result = replace(result, metadata={**result.metadata, "cancelled_children": [child.run_id for child in left]})
         parts = (*parts, TextPart(f"\n{_note_on(left)}" if parts else _note_on(left)))
     if outcome.receipts or call.children:

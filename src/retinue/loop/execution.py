@@ -34,7 +34,7 @@ from ..core.plugins import Phase
 from ..core.receipts import Receipt
 from ..core.results import ToolCallStatus, ToolResult, ToolStatus
 from ..core.rows import Answer, Ending, Private, StoredRequest
-from ..core.runs import DEFAULT_LIMITS, ENDED, NO_LIMITS, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
+from ..core.runs import DEFAULT_LIMITS, ENDED, RUN_MOVES, Limits, RunIdentity, RunResult, RunStatus
 from ..core.state import PersistedState, Snapshot
 from ..core.statestore import StateStore
 from ..core.stores import ThreadRecord
@@ -467,7 +467,7 @@ class Blueprint:
 
 
 def _slots_of(limits: Limits | None) -> Slots:
-    parallel = (limits or NO_LIMITS).with_defaults().parallel
+    parallel = DEFAULT_LIMITS.parallel if limits is None or limits.parallel is UNSET else limits.parallel
     assert parallel is not UNSET
     return Slots(parallel)
 

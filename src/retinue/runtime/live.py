@@ -516,7 +516,9 @@ class LiveRun:
         state, known, own = self.state, self.home.registry.agents, self.request.agent
         if state is None or self.request.above is not None:  # the parent reports the tasks of a placed child
             return []
-        names = dict.fromkeys((state.first_agent, *state.handoffs)) if state.handoffs else (own.name,)
+        if not state.handoffs:
+            return [own] if own.is_woken else []
+        names = dict.fromkeys((state.first_agent, *state.handoffs))
         agents = [own if name == own.name else known.get(name) for name in names]
         return [agent for agent in agents if agent is not None and agent.is_woken]
 

@@ -189,7 +189,7 @@ class AgentRegistry:
             tree.runs[run_id] for one in self._foreign.values() for run_id in one.waiting.keys() & tree.runs.keys()
         ]
         stops = [self._stop(tree, run, "the run that started it has ended") for run in known if run.is_over]
-        for problem in await asyncio.gather(*stops, return_exceptions=True):
+        for problem in await asyncio.gather(*stops, return_exceptions=True) if stops else ():
             if isinstance(problem, Exception):
                 _log.warning("a run elsewhere could not be stopped: %s", problem)
 

@@ -94,10 +94,12 @@ class RunHandle(Generic[Out]):
             return
         log, first = opened
         if first:  # an answer continues calls and sub-agents of before
-            async with aclosing(read_until(log.read(live=True), lambda event: event.seq >= first)) as earlier:
+            async with aclosing(read_until(log.read(live=True))) as earlier:
                 async for event in earlier:
                     if event.seq <= first:
                         project(event)
+                    if event.seq >= first:
+                        break
         async for event in self:
             for part in project(event):
                 if part["ns"][:depth] == self._ns:
