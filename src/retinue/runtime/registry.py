@@ -185,11 +185,13 @@ class AgentRegistry:
         """Stop the runs elsewhere that have ended in this log and may go on there: placed ones, and those that waited."""
         if self.placement is not None:
             await self.placement.backend.stop_abandoned(tree)
+        if not self._foreign:
+            return
         known = [
             tree.runs[run_id] for one in self._foreign.values() for run_id in one.waiting.keys() & tree.runs.keys()
         ]
         stops = [self._stop(tree, run, "the run that started it has ended") for run in known if run.is_over]
-        for problem in await asyncio.gather(*stops, return_exceptions=True) if stops else ():
+        for problem in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(problem, Exception):
                 _log.warning("a run elsewhere could not be stopped: %s", problem)
 
