@@ -548,3 +548,11 @@ def metric_lines(depths: Any, worker: Any) -> list[str]:
     from retinue.cli.worker import _figures
 
     return list(_figures(depths, worker))
+
+
+def try_suspects_after(seconds: float) -> None:
+    """In this process, wait at most so long before a run is tried that was lost several times: here its process is killed on purpose,
+    sooner than the pauses end."""
+    from retinue.core import probation
+
+    probation.LONGEST_PAUSE = seconds

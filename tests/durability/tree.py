@@ -43,6 +43,7 @@ from retinue import (
 from retinue.models import ModelChunk
 from retinue.testing import ScriptedModel, call, say
 from retinue.workers import Worker
+from tests import inside
 
 NOTES: StateKey[tuple[str, ...], str] = StateKey(
     "plug.notes",
@@ -260,6 +261,7 @@ async def work(runtime: Runtime) -> None:
 async def main(folder: Path, url: str, pause: float, role: str, lease: float, says: str) -> None:
     os.makedirs(folder / "ws", exist_ok=True)
     place, engine = Place(folder, pause), os.environ.get("PLUG_ENGINE")
+    inside.try_suspects_after(0.5)
     known = agents(place) if engine is None or role == "worker" else []
     async with Runtime.open(url, known, lease=lease, on_close="leave", engine=engine, max_takeovers=1000) as runtime:
         if role == "worker":
