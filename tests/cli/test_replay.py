@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Cli
+from .conftest import Cli, started
 from .terminal import Terminal
 from .test_process import posix_only
 
@@ -52,3 +52,23 @@ def test_what_is_no_record_is_refused_with_the_line(cli: Cli, tmp_path: Path, te
     assert code == 2
     assert problem in err
     assert err.count("\n") == 1
+
+
+@posix_only
+def test_a_record_that_cannot_go_on_does_not_stop_the_run(folder: Path, tmp_path: Path) -> None:
+    import resource
+    import signal
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+
+    file = tmp_path / "run.jsonl"
+    process = started(
+        "run", "What does the lamp burn?", "--workspace", str(folder), "--record", str(file), preexec_fn=small_files
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, b"completed: " in out) == (0, True)
+    assert err.count(b"the record ends here, the run goes on") == 1
+    again = started("replay", str(file), "--speed", "1000")
+    assert b"the record is cut off here" in again.communicate(timeout=60)[1]

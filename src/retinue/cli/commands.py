@@ -70,7 +70,7 @@ class Commands:
         talk = self._talk
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, 1)
-            meant = f"; did you mean /{near[0]}?" if near else ";"
+            meant = f"; did you mean /{near[0]}?" if near else "."
             talk.screen.note(f"/{one_line(name, 40)} is no command{meant} Start with a space to send it.")
             return
         if talk.run_now is not None and name not in _WHILE_WORKING:

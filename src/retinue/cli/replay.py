@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any, TextIO
 
 import msgspec
 
@@ -18,6 +19,7 @@ from ..core.errors import ConfigurationError
 from ..core.events import Event, event_from_bytes, event_to_json
 from .interrupt import Interrupt, make_view
 from .parsers import COMPLETED
+from .text import complain
 
 _FORMAT = 1
 _LONGEST_PAUSE = 3.0
@@ -38,15 +40,31 @@ def recording(path: str | None) -> Generator[Record | None]:
         raise ConfigurationError(f"--record: there is a file {path!r}: give a name that is free") from None
     except OSError as exc:
         raise ConfigurationError(f"--record: cannot write {path!r}: {exc.strerror}") from exc
-    with file:
-        header = {"retinue_record": _FORMAT, "made_at": datetime.now(UTC).isoformat(timespec="seconds")}
-        file.write(f"{json.dumps(header)}\n")
+    try:
+        yield Recorder(path, file).write
+    finally:
+        with suppress(OSError):  # of a full disk, of which the person was told
+            file.close()
 
-        def record(event: Event) -> None:
-            file.write(json.dumps(event_to_json(event), ensure_ascii=True) + "\n")
-            file.flush()
 
-        yield record
+class Recorder:
+    """Writes events to a file. If that fails, the run goes on without it."""
+
+    def __init__(self, path: str, file: TextIO) -> None:
+        self._path, self._file, self._is_broken = path, file, False
+        self._line({"retinue_record": _FORMAT, "made_at": datetime.now(UTC).isoformat(timespec="seconds")})
+
+    def write(self, event: Event) -> None:
+        if not self._is_broken:
+            self._line(event_to_json(event))
+
+    def _line(self, value: dict[str, Any]) -> None:
+        try:
+            self._file.write(f"{json.dumps(value)}\n")
+            self._file.flush()
+        except OSError as exc:
+            self._is_broken = True
+            complain(f"--record {self._path}: {exc.strerror}: the record ends here, the run goes on")
 
 
 def read_record(path: str) -> Iterator[Event]:
@@ -67,7 +85,8 @@ def read_record(path: str) -> Iterator[Event]:
             try:
                 yield event_from_bytes(line.encode())
             except (msgspec.MsgspecError, ValueError, TypeError) as exc:
-                raise ConfigurationError(f"{path!r}, line {number}: this is no event: {exc}") from exc
+                what = "the record is cut off here" if not line.endswith("\n") else f"this is no event: {exc}"
+                raise ConfigurationError(f"{path!r}, line {number}: {what}") from exc
 
 
 async def replay(args: argparse.Namespace, interrupt: Interrupt) -> int:

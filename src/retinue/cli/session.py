@@ -31,6 +31,8 @@ from .consent import Consent
 from .database import as_misuse, optional_url
 from .interrupt import Interrupt, exit_code
 
+_FIRST_PATIENCE = 3.0
+"""Seconds for the first connection to a server. One that is lost later is waited for longer."""
 _LOCAL_ONLY = ("workspace", "subagents", "shell", "yes", "allow", "read_only", "max_steps", "context_window", "db")
 """Options that say how agents of a folder work: a server has its own."""
 
@@ -99,11 +101,12 @@ async def _open_server(args: argparse.Namespace) -> AsyncGenerator[Session]:
             raise ConfigurationError(f"{option} is about agents of this machine: leave it out, or leave --server out")
     if args.model is not None:
         raise ConfigurationError("--model: the agents of a server have their own models: leave it out")
-    async with Client(args.server, token=args.token) as client:
-        try:
+    try:
+        async with Client(args.server, token=args.token, patience=_FIRST_PATIENCE) as client:
             known = await client.agents()
-        except RetinueError as exc:
-            raise ConfigurationError(f"--server {args.server}: {exc}") from exc
+    except RetinueError as exc:
+        raise ConfigurationError(f"--server: {exc}") from exc
+    async with Client(args.server, token=args.token) as client:
         if not known:
             raise ConfigurationError(f"--server {args.server}: it serves no agent")
         if args.agent is not None and args.agent not in known:

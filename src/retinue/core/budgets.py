@@ -491,9 +491,10 @@ def refusal_of(standing: Standing, wanted: Amount) -> Refusal:
     renews = datetime.fromtimestamp(account.renews_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
     whose = {"user": "of this user", "agent": f"of the agent {account.key}", "runtime": "of this runtime"}
     budget = account.budget
-    text = (
-        f"the {_EACH[budget.window]} budget {whose[budget.per]} is used up: {'; '.join(parts)}. It renews at {renews}"
-    )
+    too_large = wanted.cost > (budget.cost or inf) or wanted.tokens > (budget.tokens or inf)
+    state = "is too small for this call and a closing turn" if too_large else "is used up"
+    end = "Raise it, or ask for less" if too_large else f"It renews at {renews}"
+    text = f"the {_EACH[budget.window]} budget {whose[budget.per]} {state}: {'; '.join(parts)}. {end}"
     return Refusal(name=f"budget:{budget.name}", text=text)
 
 
