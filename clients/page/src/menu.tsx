@@ -183,8 +183,8 @@ export function SignIn({ failed }: { failed: boolean }) {
         </button>
       </form>
       <p class="help">
-        The terminal in which <code class="mono">retinue serve</code> runs has printed a link with
-        the token. Opening that link signs you in by itself.
+        The token is the one given to <code class="mono">retinue serve --token</code>, or made with{" "}
+        <code class="mono">retinue tokens add</code>. Without either, the server has printed a link.
       </p>
     </main>
   );
