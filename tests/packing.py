@@ -42,6 +42,13 @@ async def everything(store: SqlStore, log_id: str) -> tuple[list[Any], Any, Any]
     return events, await store.read_log(log_id), records
 
 
+async def pack_all(store: SqlStore) -> None:
+    """Pack the logs that have ended, also those that the packer of a runtime has in hand."""
+    query = "SELECT log_id FROM logs WHERE ended = 1 AND packed < 2 AND pruned = 0"
+    for (log_id,) in await store.database.rows(query):
+        await Packer(store).pack(log_id)
+
+
 async def check_packing(store: SqlStore) -> int:
     """Pack all logs that have ended; raise AssertionError if one then reads differently. Return their number."""
     packer, count = Packer(store), 0

@@ -25,6 +25,7 @@ from retinue.stores import StoreFilesystem
 from retinue.testing import ScriptedModel, call, say
 from retinue.testing.model import ScriptedTurn
 
+from ..packing import pack_all
 from ..waiting import until
 from .agents import boss, speaker
 from .serving import Site, asking, listening
@@ -133,8 +134,9 @@ async def knock(site: Site, path: str, **headers: str) -> tuple[int, str]:
 
 
 async def contents(runtime: Runtime) -> Any:
-    """Return all that could be changed, but for leases."""
+    """Return all that could be changed, but for leases, and for logs that are packed meanwhile: they are packed first."""
     assert isinstance(runtime.store, SqlStore)
+    await pack_all(runtime.store)
 
     def read(link: Any) -> dict[str, Any]:
         tables = link.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'logs'")
