@@ -40,6 +40,7 @@ from retinue.server.http import Endpoint
 from retinue.storage.sql import SqlStore
 from retinue.storage.stores import sql_store
 
+from ..packing import pack_all
 from .processes import TOKEN, Served, served
 
 AGENTS = "tests.server.served:agents"
@@ -236,7 +237,7 @@ def send_bytes(url: str, count: int, seed: int, known: dict[str, str], tally: Ta
 
 
 async def contents(url: str) -> dict[str, Any]:
-    """Return what a database has, but for leases."""
+    """Return what a database has, but for leases and for how logs that have ended are packed."""
     store = sql_store(url)
     assert isinstance(store, SqlStore)
     tables = ("events", "runs", "threads", "messages", "tasks", "task_results", "files", "tokens", "inbox")
@@ -245,6 +246,7 @@ async def contents(url: str) -> dict[str, Any]:
         return {name: sorted(link.run(f"SELECT * FROM {name}"), key=repr) for name in tables}
 
     try:
+        await pack_all(store)
         return await store.database.read(read)
     finally:
         await store.close()
