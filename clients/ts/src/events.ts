@@ -183,7 +183,7 @@ export interface ResultShape {
   readonly usage: Usage;
 }
 
-/** What a run and everything below it did, by the events of its log. */
+/** The deeds of a run and of everything below it, by the events of its log. */
 export interface Receipt {
   readonly status: string;
   readonly steps?: number;

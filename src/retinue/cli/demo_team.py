@@ -31,14 +31,14 @@ _PIECE, _PRICE = 0.09, 3e-6
 
 
 class Order(msgspec.Struct):
-    """What the one who shows the run tells the process that works on it: an answer."""
+    """An answer, from the process that shows the run to the one that works on it."""
 
     run_id: str
     decisions: dict[str, Decision]
 
 
 class Turn(NamedTuple):
-    """What a model does when it is asked: it says something, word by word, and asks for calls."""
+    """One answer of a model: its words, one after the other, and the calls it asks for."""
 
     text: str = ""
     calls: Sequence[tuple[str, dict[str, str]]] = ()

@@ -46,7 +46,7 @@ STYLES = {
 
 
 class Paint:
-    """What finished blocks look like in a terminal."""
+    """Turns finished blocks into the text of a terminal."""
 
     def __init__(self, stream: TextIO, *, colour: bool) -> None:
         self.colour = colour

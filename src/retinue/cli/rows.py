@@ -33,7 +33,7 @@ _EXPANDED = 5
 
 
 class State(StrEnum):
-    """How a run stands, in the words that people read."""
+    """The status of a run, in the words that people read."""
 
     QUEUED = "queued"
     WORKS = "works"
@@ -80,7 +80,7 @@ _COUNTED = {State.WORKS: "work", State.DONE: "done", State.QUEUED: "wait", State
 
 @dataclass
 class Look:
-    """What decides how a tree is drawn."""
+    """The settings by which a tree is drawn."""
 
     width: int = MOST_COLUMNS
     most: int = 12

@@ -39,7 +39,7 @@ def encode_body(body: Any) -> bytes:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What came at once of a stream of events."""
+    """The part of a stream of events that came at once."""
 
     data: list[bytes]
     pause: float = 0.0

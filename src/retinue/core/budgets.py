@@ -43,7 +43,7 @@ _WEIGHT = 0.2
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """What model calls may cost together in each window: dollars, tokens, or both.
+    """A limit on the cost of all model calls in each window: dollars, tokens, or both.
 
     `per="user"` is a budget for each user, and one for all runs without a user; `per="agent"` one for each agent;
     `per="runtime"` one for everything. Windows are calendar windows in UTC; a week begins on Monday.
@@ -158,7 +158,7 @@ class Account(Struct, frozen=True, gc=False):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """How a budget stands."""
+    """The use of a budget in its present window."""
 
     account: Account
     spent: Amount = NOTHING
@@ -168,7 +168,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> dict[str, float]:
-        """What is left of each unit that the budget limits, beside what is held."""
+        """The rest of each unit that the budget limits, without what is held."""
         budget = self.account.budget
         found: dict[str, float] = {}
         if budget.cost is not None:

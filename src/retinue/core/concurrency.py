@@ -129,7 +129,7 @@ class CancellationToken(Struct, eq=False):
 
 
 class WorkEnd(Generic[T]):
-    """How supervised work ended."""
+    """The end of supervised work."""
 
     __slots__ = ("_work", "cause", "is_left")
 

@@ -125,7 +125,7 @@ class Caller(Protocol):
 
 
 class GateRow(Struct, frozen=True, kw_only=True):
-    """What the processes of a database know together of an account. Times are by the clock of its table."""
+    """The knowledge of an account that the processes of a database share. Times are by the clock of its table."""
 
     next_at: float = 0.0
     """The time after all send times that were handed out."""

@@ -89,7 +89,7 @@ Summarise = Callable[[Sequence[Message]], str | Awaitable[str]]
 
 
 class CompactionPolicy(Struct, frozen=True):
-    """How the requests of an agent are kept within the window of its model (`loop/compaction.py`)."""
+    """Settings that keep the requests of an agent within the window of its model (`loop/compaction.py`)."""
 
     max_tokens: int | None = None
     """The estimated tokens of messages that a request may have; None is 80 % of the window."""

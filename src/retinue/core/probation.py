@@ -35,7 +35,7 @@ _PLACES = {0: 1_000_000, 1: 1_000_000, 2: 4}
 
 
 class Losses(Struct, frozen=True):
-    """How often the processes that worked on a log died, as its row has it."""
+    """The number of processes that died while they worked on a log, as the row of the log has it."""
 
     count: int = 0
     """Deaths of its owners since it last made progress."""

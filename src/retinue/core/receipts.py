@@ -48,7 +48,7 @@ class Approval(Struct, frozen=True, gc=False):
 
 
 class Receipt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a run and everything below it did, by the events of its log."""
+    """The deeds of a run and of everything below it, by the events of its log."""
 
     status: str
     steps: int = 0

@@ -141,7 +141,7 @@ class Reply(Struct, frozen=True):
 
 
 class SummaryUpdate(Struct, frozen=True):
-    """How a log stands, for the lists of the thread of its root run."""
+    """The status of a log, for the lists of the thread of its root run."""
 
     thread_id: str
     user_id: str | None

@@ -44,7 +44,7 @@ class Cut(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ContextWindow(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was cut, and what is known of the tokens of the model."""
+    """The messages that were cut, and the tokens that the model is known to take."""
 
     summary: str = ""
     """What the model reads instead of the first `count` messages."""
@@ -134,7 +134,7 @@ def without_middle(text: str, most: int, path: str = "") -> str:
 
 
 class History:
-    """What was cut from a conversation, as files. They are made when they are read: nothing is stored twice."""
+    """The messages that were cut from a conversation, as files. They are made when they are read: nothing is stored twice."""
 
     def __init__(self, thread_id: str, messages: Sequence[Message], window: ContextWindow) -> None:
         self._messages, self._window, self._folder = messages, window, folder_of(thread_id)

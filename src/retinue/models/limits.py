@@ -46,7 +46,7 @@ _SUM = 3.0
 
 
 class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all processes know of an account."""
+    """The knowledge of an account that all processes share."""
 
     rate: float = 0.0
     """Requests a second; 0 if not known."""

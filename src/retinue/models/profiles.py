@@ -18,7 +18,7 @@ UNKNOWN_WINDOW = 32_000
 
 
 class ModelProfile(Struct, frozen=True):
-    """What is known of a model."""
+    """The known properties of a model."""
 
     context_window: int | None = None
     """The tokens that it reads and writes in one request; None if not known."""

@@ -299,7 +299,7 @@ class Push:
 
 
 class _Delivery:
-    """What was posted of one task to one address."""
+    """The notifications of one task that were posted to one address."""
 
     def __init__(self, service: Service, store: StoredPush | PushMemory, row: PushRow) -> None:
         self._service, self._store, self.row = service, store, row

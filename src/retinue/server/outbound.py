@@ -18,7 +18,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class Outbound:
-    """What the server may reach for its users: the open internet, or with `private` this machine and its network, too."""
+    """The addresses that the server may reach for its users: the open internet, or with `private` this machine and its network, too."""
 
     def __init__(self, *, private: bool) -> None:
         self._private = private

@@ -90,7 +90,7 @@ class Source:
 
 
 class Sources(Protocol):
-    """What a stream reads."""
+    """The logs that a stream reads."""
 
     async def read(self, now: float) -> bool:
         """Gather what can be read now. Return whether there may be more."""

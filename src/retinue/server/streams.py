@@ -52,7 +52,7 @@ async def open_thread(
 
 
 class _Stream:
-    """What one reader gets, as it is stored. All logs of a reader share one pace."""
+    """The events of one reader, as they are stored. All logs of a reader share one pace."""
 
     def __init__(self, service: Service, sources: Sources) -> None:
         self._closing, self._sources = service.closing, sources

@@ -54,7 +54,7 @@ class Row(Struct, kw_only=True):
 
 
 class _Run(Struct):
-    """What is kept of a run beside its row."""
+    """Facts of a run that are kept beside its row."""
 
     row: Row
     at_work: dict[str, str] = field(default_factory=dict[str, str])
