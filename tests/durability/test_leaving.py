@@ -228,7 +228,7 @@ async def test_what_was_taken_over_is_handed_over_with_its_tasks(
         own = (await first.run("boss", "wait", thread_id="own")).run_id
     for _ in range(2):
         async with desk.open(on_close="cancel") as second:
-            assert await second.store.owner_of(run_id) is not None, "its task is taken up"  # type: ignore[attr-defined]
+            await until(lambda: second.store.owner_of(run_id))  # type: ignore[attr-defined]  # its task is taken up
             mine = (await second.run("boss", "wait")).run_id
         async with desk.open(recover=False) as looking:
             assert await desk.task_ended(looking, mine) == TaskStatus.CANCELLED
